@@ -1,0 +1,211 @@
+//! The command line: argv → what was asked; how a run ended → exit code. The only place that knows `128+n`.
+
+use crate::config::{
+    ConfigError, ContainmentMode, LogFormat, Settings, SuccessStatus, duration, mapping, success_status,
+};
+use crate::process::spawn::StartErrorKind;
+use crate::report::mask;
+use crate::signal::Signal;
+use crate::supervisor::Verdict;
+use crate::supervisor::exit::Exit;
+use clap::error::{ContextKind, ContextValue};
+use clap::{Args, Parser, Subcommand};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+use tracing::Level;
+
+/// All went well.
+pub const SUCCESS: u8 = 0;
+/// Wrong use or wrong configuration; nothing was started.
+pub const WRONG_USE: u8 = 2;
+/// Something could not be ended.
+pub const SURVIVORS: u8 = 123;
+/// The run was over its time.
+pub const TIMED_OUT: u8 = 124;
+/// We could not do our work.
+pub const UNABLE: u8 = 125;
+/// The command cannot be executed.
+pub const NOT_EXECUTABLE: u8 = 126;
+/// The command was not found.
+pub const NOT_FOUND: u8 = 127;
+
+const AFTER_HELP: &str = "\
+Everything after \"--\" belongs to COMMAND.
+
+Exit codes: the service's own, 128+n when signal n killed it; 2 wrong use or configuration, nothing was started;
+123 something could not be ended; 124 --timeout ran out; 125 supervise could not do its work; 126 the command cannot be
+executed; 127 it was not found.";
+
+/// What was typed.
+#[derive(Debug, Parser)]
+#[command(
+    name = "supervise",
+    version,
+    about = "Runs a service and leaves nothing of it behind",
+    override_usage = "supervise [OPTIONS] -- COMMAND [ARG]...\n       supervise [OPTIONS] -c FILE [-- COMMAND [ARG]...]\n       supervise check [-c FILE]",
+    after_help = AFTER_HELP,
+    disable_help_subcommand = true
+)]
+struct Typed {
+    #[command(flatten)]
+    options: Options,
+    #[command(subcommand)]
+    verb: Option<Verb>,
+    /// The service's command and its arguments
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Read the configuration, say what is wrong with it, print what is in force
+    Check,
+}
+
+#[derive(Args, Debug)]
+struct Options {
+    /// Read the service's description from FILE
+    #[arg(short, long, value_name = "FILE", global = true)]
+    config: Option<PathBuf>,
+    /// What asks the service to stop [default: TERM]
+    #[arg(long, value_name = "SIGNAL", global = true)]
+    stop_signal: Option<Signal>,
+    /// From the stop signal to SIGKILL [default: 7s]
+    #[arg(long, value_name = "TIME", value_parser = duration, global = true)]
+    stop_timeout: Option<Duration>,
+    /// From SIGTERM of what the service left to SIGKILL [default: 2s]
+    #[arg(long, value_name = "TIME", value_parser = duration, global = true)]
+    leftover_timeout: Option<Duration>,
+    /// The longest that the whole run may take; then it is stopped
+    #[arg(long, value_name = "TIME", value_parser = duration, global = true)]
+    timeout: Option<Duration>,
+    /// What holds the processes of the service together [default: auto]
+    #[arg(long, value_name = "MODE", value_enum, global = true)]
+    containment: Option<ContainmentMode>,
+    /// Pass the signal FROM on to the service as TO
+    #[arg(long, value_name = "FROM=TO", value_parser = mapping, global = true)]
+    map_signal: Vec<(Signal, Signal)>,
+    /// Take this exit code, or death by this signal, for success: end with 0
+    #[arg(long, value_name = "STATUS", value_parser = success_status, value_delimiter = ',', global = true)]
+    success_exit_status: Vec<SuccessStatus>,
+    /// Write what happened to FILE, as JSON
+    #[arg(long, value_name = "FILE", global = true)]
+    report: Option<PathBuf>,
+    /// How the log on standard error looks [default: auto]
+    #[arg(long, value_name = "FORMAT", value_enum, global = true)]
+    log_format: Option<LogFormat>,
+    /// Say more; twice, everything
+    #[arg(short, long, action = clap::ArgAction::Count, global = true, conflicts_with = "quiet")]
+    verbose: u8,
+    /// Say errors only
+    #[arg(short, long, action = clap::ArgAction::Count, global = true)]
+    quiet: u8,
+}
+
+/// What was asked for.
+#[derive(Debug)]
+pub enum Asked {
+    /// Run a service.
+    Run(Settings),
+    /// Print what is in force.
+    Check(Settings),
+    /// Nothing more to do than to print this on standard output (help, version).
+    Print(String),
+}
+
+/// Reads the arguments, the program's own name first, and the file that they name.
+///
+/// # Errors
+/// What to tell the user.
+pub fn read(arguments: Vec<OsString>) -> Result<Asked, String> {
+    let typed = match Typed::try_parse_from(&arguments) {
+        Ok(typed) => typed,
+        Err(error) if error.use_stderr() => return Err(explain(&error, &arguments)),
+        Err(help) => return Ok(Asked::Print(help.to_string())),
+    };
+    let path = typed.options.config.clone();
+    let file = path.as_deref().map_or_else(|| Ok(Settings::default()), Settings::from_file);
+    let settings = file.map_err(|error| error.to_string())?.overridden_by(typed.options.settings(typed.command));
+    if typed.verb.is_some() {
+        return Ok(Asked::Check(settings));
+    }
+    match settings.command.first() {
+        None => Err(ConfigError::NoCommand(path).to_string()),
+        Some(program) if program.is_empty() => {
+            Err("the command is an empty word; write supervise -- COMMAND".to_owned())
+        }
+        Some(_) => Ok(Asked::Run(settings)),
+    }
+}
+
+/// What clap found wrong, or, where a command stands without "--" before it, the right form.
+fn explain(error: &clap::Error, arguments: &[OsString]) -> String {
+    if let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg)
+        && !word.starts_with('-')
+        && let Some(at) = arguments.iter().skip(1).position(|argument| argument == word.as_str())
+    {
+        let words: Vec<String> = arguments[at + 1..].iter().map(|word| word.to_string_lossy().into_owned()).collect();
+        let line = mask::command_line(&words);
+        return format!("{word:?} is no command of supervise; to run it as the service, write: supervise -- {line}");
+    }
+    // clap begins with "error: ", as our log does by itself.
+    let text = error.to_string();
+    text.strip_prefix("error: ").unwrap_or(&text).trim_end().to_owned()
+}
+
+impl Options {
+    fn settings(self, command: Vec<OsString>) -> Settings {
+        let level = match (self.quiet, self.verbose) {
+            (0, 0) => None,
+            (0, 1) => Some(Level::DEBUG),
+            (0, _) => Some(Level::TRACE),
+            _ => Some(Level::ERROR),
+        };
+        Settings {
+            command,
+            success_exit_status: self.success_exit_status,
+            timeout: self.timeout,
+            stop_signal: self.stop_signal,
+            stop_timeout: self.stop_timeout,
+            leftover_timeout: self.leftover_timeout,
+            signal_map: self.map_signal.into_iter().collect(),
+            containment: self.containment,
+            report: self.report,
+            log_format: self.log_format,
+            log_level: level,
+            ..Settings::default()
+        }
+    }
+}
+
+/// Whether the operator takes this end for a success.
+pub fn is_success(exit: Exit, also: &[SuccessStatus]) -> bool {
+    exit == Exit::Code(0)
+        || also.iter().any(|status| match (status, exit) {
+            (SuccessStatus::Code(code), exit) => *code == shell_code(exit),
+            (SuccessStatus::Signal(wanted), Exit::Signal { signal, .. }) => *wanted == signal,
+            (SuccessStatus::Signal(_), Exit::Code(_)) => false,
+        })
+}
+
+/// What a shell gives for it: 128+n for death by signal n.
+fn shell_code(exit: Exit) -> u8 {
+    match exit {
+        Exit::Code(code) => code,
+        Exit::Signal { signal, .. } => u8::try_from(128 + signal.number()).unwrap_or(u8::MAX),
+    }
+}
+
+/// What the program ends with.
+pub fn exit_code(verdict: &Verdict, start_error: Option<StartErrorKind>, also_success: &[SuccessStatus]) -> u8 {
+    match (verdict.exit, start_error) {
+        _ if verdict.survivors => SURVIVORS,
+        (_, Some(StartErrorKind::NotFound)) => NOT_FOUND,
+        (_, Some(StartErrorKind::NotExecutable)) => NOT_EXECUTABLE,
+        (_, Some(StartErrorKind::Unable)) | (None, None) => UNABLE,
+        _ if verdict.timed_out => TIMED_OUT,
+        (Some(exit), None) if is_success(exit, also_success) => SUCCESS,
+        (Some(exit), None) => shell_code(exit),
+    }
+}

@@ -1,0 +1,150 @@
+//! Who is in the tree right now.
+//!
+//! A member is found through its parent, and believed only while both are held: the child's `stat` names the parent, and
+//! the parent's directory in `/proc` still answers afterwards. So a number that was reused between two reads brings no
+//! stranger in. What the walk misses (a birth behind its back, an orphan that moved) falls to us sooner or later, and
+//! the next walk finds it: nothing here proves that nobody is left.
+
+use crate::process::Pid;
+use crate::process::proc::{Proc, Process, Stat, Unusable};
+use crate::process::reap;
+use std::cell::OnceCell;
+use std::collections::{HashMap, HashSet, VecDeque};
+
+/// Finds the members of the tree.
+#[derive(Debug)]
+pub(super) struct Finder {
+    /// Our own number.
+    us: Pid,
+    /// Whether everything in the pid namespace is ours.
+    is_init: bool,
+    /// Children that were ours before the service was: a shell that had some and then became us by exec.
+    strangers: HashSet<Pid>,
+    proc: OnceCell<Result<Proc, Unusable>>,
+}
+
+/// One member of the tree, held.
+#[derive(Debug)]
+pub(super) struct Member<'a> {
+    pub(super) process: &'a Process,
+    pub(super) stat: Stat,
+}
+
+impl Finder {
+    /// Looks around before anything is started.
+    pub(super) fn new() -> Finder {
+        let us = nix::unistd::getpid().as_raw();
+        let is_init = us == 1;
+        let mut finder = Finder { us, is_init, strangers: HashSet::new(), proc: OnceCell::new() };
+        // ECHILD, the usual answer, costs one call.
+        if !is_init && reap::has_children() {
+            finder.strangers = finder.children().into_iter().collect();
+        }
+        finder
+    }
+
+    pub(super) fn is_init(&self) -> bool {
+        self.is_init
+    }
+
+    pub(super) fn strangers(&self) -> &HashSet<Pid> {
+        &self.strangers
+    }
+
+    /// A reaped stranger's number may come back as somebody of the tree.
+    pub(super) fn forget_stranger(&mut self, pid: Pid) {
+        self.strangers.remove(&pid);
+    }
+
+    pub(super) fn proc(&self) -> Result<&Proc, Unusable> {
+        self.proc.get_or_init(Proc::open).as_ref().map_err(|why| *why)
+    }
+
+    /// Our own children. Nobody reaps them but us, so the list is whole.
+    pub(super) fn children(&self) -> Vec<Pid> {
+        let listed = self.proc().ok().and_then(|proc| {
+            let process = proc.process(self.us).ok()?;
+            process.children(&process.stat().ok()?).ok()
+        });
+        listed.unwrap_or_else(|| self.scan().remove(&self.us).unwrap_or_default())
+    }
+
+    /// True when every child of ours that lives was there before the service.
+    pub(super) fn only_strangers_left(&self) -> bool {
+        !self.strangers.is_empty() && {
+            let children = self.children();
+            !children.is_empty() && children.iter().all(|pid| self.strangers.contains(pid))
+        }
+    }
+
+    /// Hands every living member to `visit`, parents before their children.
+    pub(super) fn walk(&self, visit: &mut dyn FnMut(&Member<'_>)) {
+        let Ok(proc) = self.proc() else { return };
+        if self.is_init {
+            self.walk_namespace(proc, visit);
+        } else {
+            self.walk_lineage(proc, visit);
+        }
+    }
+
+    /// As PID 1 all that we can see is ours, also what entered from outside and is nobody's child here.
+    fn walk_namespace(&self, proc: &Proc, visit: &mut dyn FnMut(&Member<'_>)) {
+        for pid in proc.all().unwrap_or_default() {
+            if pid == self.us {
+                continue;
+            }
+            if let Some((process, stat)) = hold(proc, pid).filter(|(_, stat)| !stat.is_zombie()) {
+                visit(&Member { process: &process, stat });
+            }
+        }
+    }
+
+    fn walk_lineage(&self, proc: &Proc, visit: &mut dyn FnMut(&Member<'_>)) {
+        let mut scan = None;
+        let mut children_of = |process: &Process, stat: &Stat| {
+            process.children(stat).unwrap_or_else(|_| {
+                let scan: &HashMap<Pid, Vec<Pid>> = scan.get_or_insert_with(|| self.scan());
+                scan.get(&stat.pid).cloned().unwrap_or_default()
+            })
+        };
+        let Some((us, our_stat)) = hold(proc, self.us) else { return };
+        let first = children_of(&us, &our_stat).into_iter().filter(|pid| !self.strangers.contains(pid)).collect();
+        let mut queue: VecDeque<(Pid, u64, Vec<Pid>)> = VecDeque::from([(self.us, our_stat.start, first)]);
+        let mut seen = HashSet::new();
+        while let Some((parent, start, children)) = queue.pop_front() {
+            let holder = hold(proc, parent).filter(|(_, stat)| stat.start == start);
+            for pid in children {
+                let Some((process, stat)) = hold(proc, pid) else { continue };
+                // Ours if it fell to us, or if it still has the parent through which it was found.
+                let has_its_parent = stat.ppid == parent && holder.as_ref().is_some_and(|(holder, _)| holder.exists());
+                let ours = stat.ppid == self.us || has_its_parent;
+                if !ours || stat.is_zombie() || !seen.insert((pid, stat.start)) {
+                    continue;
+                }
+                let below = children_of(&process, &stat);
+                if !below.is_empty() {
+                    queue.push_back((pid, stat.start, below));
+                }
+                visit(&Member { process: &process, stat });
+            }
+        }
+    }
+
+    /// Parent to children, from every `stat` that can be read: the slow way, without CONFIG_PROC_CHILDREN.
+    fn scan(&self) -> HashMap<Pid, Vec<Pid>> {
+        let mut children: HashMap<Pid, Vec<Pid>> = HashMap::new();
+        let Ok(proc) = self.proc() else { return children };
+        for pid in proc.all().unwrap_or_default() {
+            if let Some((_, stat)) = hold(proc, pid) {
+                children.entry(stat.ppid).or_default().push(pid);
+            }
+        }
+        children
+    }
+}
+
+fn hold(proc: &Proc, pid: Pid) -> Option<(Process, Stat)> {
+    let process = proc.process(pid).ok()?;
+    let stat = process.stat().ok()?;
+    Some((process, stat))
+}

@@ -1,0 +1,202 @@
+//! Actions of the core carried out as system calls. A failure becomes an event; nothing here decides.
+
+use crate::containment::lineage::Lineage;
+use crate::process::Pid;
+use crate::process::descriptors;
+use crate::process::reap::{Change, Left, reap};
+use crate::process::signals::{Inherited, Received};
+use crate::process::spawn::{Plan, Progress, StartError, spawn};
+use crate::process::terminal::{Placement, Terminal};
+use crate::signal::Signal;
+use crate::supervisor::exit::Exit;
+use crate::supervisor::{Action, Event, Target, Time, Verdict};
+use std::collections::BTreeMap;
+use std::os::fd::RawFd;
+use tracing::debug;
+
+/// The hands of the core, and what they hold.
+#[derive(Debug)]
+pub struct Effects {
+    inherited: Inherited,
+    terminal: Terminal,
+    lineage: Lineage,
+    signal_map: BTreeMap<Signal, Signal>,
+    /// Taken by the start.
+    plan: Option<Plan>,
+    /// The start, while it goes on.
+    progress: Option<Progress>,
+    /// Descriptors that outlive the start.
+    kept: Vec<RawFd>,
+    main: Option<Pid>,
+    outcome: Outcome,
+}
+
+/// What is known when all is over.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// How it ended; there once the core said so.
+    pub verdict: Option<Verdict>,
+    /// The number that the main process had.
+    pub pid: Option<Pid>,
+    /// Why there was no service.
+    pub start_error: Option<StartError>,
+    /// When the main process ended.
+    pub service_ended: Option<Time>,
+}
+
+impl Effects {
+    /// Hands that hold all a run needs.
+    pub fn new(
+        inherited: Inherited,
+        terminal: Terminal,
+        lineage: Lineage,
+        plan: Plan,
+        signal_map: BTreeMap<Signal, Signal>,
+    ) -> Effects {
+        let kept = terminal.descriptor().into_iter().collect();
+        Effects {
+            inherited,
+            terminal,
+            lineage,
+            signal_map,
+            plan: Some(plan),
+            progress: None,
+            kept,
+            main: None,
+            outcome: Outcome::default(),
+        }
+    }
+
+    /// Adds a descriptor that must stay open.
+    pub fn keep(&mut self, descriptor: RawFd) {
+        self.kept.push(descriptor);
+    }
+
+    /// How it ended, once it has.
+    pub fn verdict(&self) -> Option<Verdict> {
+        self.outcome.verdict
+    }
+
+    /// The start that goes on, to be watched.
+    pub fn progress(&self) -> Option<&Progress> {
+        self.progress.as_ref()
+    }
+
+    /// Carries an action out.
+    pub fn perform(&mut self, action: Action) -> Option<Event> {
+        debug!(?action);
+        match action {
+            Action::Spawn => return self.spawn(),
+            Action::Signal(Target::Main, signal) => self.lineage.signal_main(signal),
+            Action::Signal(Target::Group, signal) => self.lineage.signal_group(signal),
+            Action::Signal(Target::Tree, signal) => self.lineage.signal_tree(signal),
+            Action::Suspend => self.suspend(),
+            Action::Resume => self.resume(),
+            Action::TerminateLeftovers => self.lineage.terminate_leftovers(),
+            Action::KillTree => self.lineage.kill_tree(),
+            Action::NameSurvivors => self.lineage.name_survivors(),
+            Action::End(verdict) => self.outcome.verdict = Some(verdict),
+        }
+        None
+    }
+
+    fn spawn(&mut self) -> Option<Event> {
+        let plan = self.plan.take()?;
+        let placement = self.terminal.placement();
+        match spawn(plan, &self.inherited, placement) {
+            Ok(spawned) => {
+                self.lineage.started(spawned.pid, placement != Placement::OurGroup);
+                self.main = Some(spawned.pid);
+                self.outcome.pid = Some(spawned.pid);
+                self.progress = Some(spawned.progress);
+                None
+            }
+            Err(error) => Some(self.start_failed(error)),
+        }
+    }
+
+    fn start_failed(&mut self, error: StartError) -> Event {
+        self.outcome.start_error = Some(error);
+        // The child that could not become the service ends by itself; that end is not the service's.
+        self.main = None;
+        Event::StartFailed
+    }
+
+    /// How the start goes, if that has been decided.
+    pub fn check_start(&mut self) -> Option<Event> {
+        let result = self.progress.as_mut()?.check()?;
+        self.progress = None;
+        let event = match result {
+            Ok(()) => Event::Started,
+            Err(error) => self.start_failed(error),
+        };
+        descriptors::release(&self.kept);
+        Some(event)
+    }
+
+    /// What the core is to know of a signal that came in.
+    pub fn signal_event(&self, received: Received) -> Option<Event> {
+        let Received { signal, by_kernel } = received;
+        // Deaths are seen by waiting; a closed pipe by EPIPE.
+        if [Signal::CHLD, Signal::PIPE].contains(&signal) {
+            return None;
+        }
+        // A key that the service gets, too, without our help.
+        if by_kernel && self.terminal.keys_reach_the_service() {
+            return None;
+        }
+        let wanted = self.signal_map.get(&signal).copied().unwrap_or(signal);
+        Some(Event::Signal { received: signal, wanted })
+    }
+
+    /// Reaps all that can be reaped, and closes the batch with what is left.
+    pub fn reap(&mut self, now: Time, events: &mut Vec<Event>) {
+        let mut changed = self.outcome.start_error.is_some();
+        let Effects { lineage, main, outcome, .. } = self;
+        let left = reap(|change| match change {
+            Change::Ended(pid, exit) => {
+                changed = true;
+                lineage.reaped(pid, exit);
+                if *main == Some(pid) {
+                    *main = None;
+                    outcome.service_ended = Some(now);
+                    events.push(Event::Exited(exit));
+                }
+                tell_end(pid, exit);
+            }
+            Change::Stopped(pid) if *main == Some(pid) => events.push(Event::MainStopped),
+            Change::Stopped(_) => {}
+        });
+        if main.is_none() && self.lineage.is_empty(left) {
+            events.push(Event::TreeEmpty);
+        } else if changed || left == Left::Nobody {
+            events.push(Event::TreeChanged);
+        }
+    }
+
+    fn suspend(&mut self) {
+        self.terminal.take_back(self.main);
+        let stopped = self.terminal.suspend();
+        if !stopped && self.terminal.has_job_control() {
+            // Nobody could have continued us, so nobody will continue the service.
+            self.resume();
+        }
+    }
+
+    fn resume(&mut self) {
+        if let Some(main) = self.main {
+            self.terminal.lend(main);
+        }
+        self.lineage.signal_group(Signal::CONT);
+    }
+
+    /// Gives the terminal back and tells what became of the run.
+    pub fn finish(self) -> (Outcome, Lineage) {
+        self.terminal.take_back(self.outcome.pid);
+        (self.outcome, self.lineage)
+    }
+}
+
+fn tell_end(pid: Pid, exit: Exit) {
+    tracing::trace!(pid, %exit, "reaped");
+}

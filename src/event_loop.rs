@@ -1,0 +1,105 @@
+//! What happens → [`Event`]s, one batch a wake-up. The loop sleeps until a descriptor is ready or the core's deadline is
+//! reached; nothing else wakes it.
+//!
+//! The order within a batch is fixed:
+//!
+//! 1. *the start*: why a command could not be executed must be known before the death of the child that tried;
+//! 2. *signals*: a stop that came before an exit was noticed is told as a stop;
+//! 3. *deaths*, with the word on what is left behind them, so that a service that leaves nothing costs no look for it;
+//! 4. *the deadline* last: what came in time came in time.
+
+use crate::effects::Effects;
+use crate::process::signals::SignalSource;
+use crate::supervisor::{Event, Supervisor, Time, Verdict};
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+use tracing::debug;
+
+const SIGNALS: Token = Token(0);
+const START: Token = Token(1);
+
+/// The sources.
+#[derive(Debug)]
+pub struct EventLoop {
+    poll: Poll,
+    signals: SignalSource,
+    began: Instant,
+}
+
+impl EventLoop {
+    /// Opens the sources. Signals that came since they were blocked are waiting in theirs.
+    ///
+    /// # Errors
+    /// When the kernel gives no epoll or no signalfd.
+    pub fn open() -> io::Result<EventLoop> {
+        let poll = Poll::new()?;
+        let signals = SignalSource::open()?;
+        poll.registry().register(&mut SourceFd(&signals.as_raw_fd()), SIGNALS, Interest::READABLE)?;
+        Ok(EventLoop { poll, signals, began: Instant::now() })
+    }
+
+    /// The descriptors that must stay open.
+    pub fn descriptors(&self) -> [i32; 2] {
+        [self.poll.as_raw_fd(), self.signals.as_raw_fd()]
+    }
+
+    /// Time since the start.
+    pub fn now(&self) -> Time {
+        Time(self.began.elapsed())
+    }
+
+    /// Runs the service to its end.
+    pub fn run(&mut self, supervisor: &mut Supervisor, effects: &mut Effects) -> Verdict {
+        self.hand_in(Event::Start, supervisor, effects);
+        self.watch_start(effects);
+        let mut ready = Events::with_capacity(4);
+        let mut events = Vec::new();
+        loop {
+            if let Some(verdict) = effects.verdict() {
+                return verdict;
+            }
+            // It fails only when interrupted, which the blocked signals leave to a debugger; the batch is made all the same.
+            let _ = self.poll.poll(&mut ready, self.patience(supervisor));
+            self.batch(effects, &mut events);
+            for event in events.drain(..) {
+                self.hand_in(event, supervisor, effects);
+            }
+            if supervisor.deadline().is_some_and(|deadline| deadline <= self.now()) {
+                self.hand_in(Event::Tick, supervisor, effects);
+            }
+        }
+    }
+
+    fn batch(&self, effects: &mut Effects, events: &mut Vec<Event>) {
+        events.extend(effects.check_start());
+        self.signals.drain(|received| events.extend(effects.signal_event(received)));
+        effects.reap(self.now(), events);
+    }
+
+    fn hand_in(&self, event: Event, supervisor: &mut Supervisor, effects: &mut Effects) {
+        let mut next = Some(event);
+        while let Some(event) = next.take() {
+            debug!(?event);
+            for action in supervisor.handle(self.now(), event) {
+                // Only a start can fail at once, and it comes alone.
+                next = effects.perform(action).or(next);
+            }
+        }
+    }
+
+    fn watch_start(&self, effects: &Effects) {
+        if let Some(progress) = effects.progress() {
+            // Were it refused (ENOMEM), the first death or signal would make the batch that looks at the start.
+            let _ = self.poll.registry().register(&mut SourceFd(&progress.as_raw_fd()), START, Interest::READABLE);
+        }
+    }
+
+    /// How long to sleep at the most. Rounded up to the millisecond, in which epoll counts, so as not to wake too early.
+    fn patience(&self, supervisor: &Supervisor) -> Option<Duration> {
+        let deadline = supervisor.deadline()?;
+        Some(self.now().until(deadline).min(Duration::from_secs(86_400)))
+    }
+}

@@ -1,0 +1,24 @@
+//! argv → run → exit code; nothing else.
+//!
+//! This is the C entry point, not Rust's. What Rust's does before `main` would change what the service inherits: it
+//! ignores SIGPIPE, and opens /dev/null in place of closed standard descriptors. And it comes earlier: a signal that
+//! reaches PID 1 before it is blocked is lost.
+
+#![no_main]
+
+use std::ffi::{CStr, OsStr, OsString, c_char, c_int};
+use std::os::unix::ffi::OsStrExt;
+
+/// Where the C library enters.
+#[unsafe(no_mangle)]
+pub extern "C" fn main(argc: c_int, argv: *const *const c_char) -> c_int {
+    let inherited = supervise::process::signals::Inherited::take();
+    let count = usize::try_from(argc).unwrap_or(0);
+    let arguments = (0..count).map(|index| {
+        // SAFETY: the C library passes `argc` pointers to null-terminated strings that live as long as the program.
+        let argument = unsafe { CStr::from_ptr(*argv.add(index)) };
+        OsStr::from_bytes(argument.to_bytes()).to_os_string()
+    });
+    let arguments: Vec<OsString> = arguments.collect();
+    c_int::from(supervise::run(inherited, arguments))
+}

@@ -1,0 +1,81 @@
+//! Which descriptors are whose: the service gets those that we were started with, all of them and unchanged; ours are
+//! close-on-exec and never stand on 0, 1 or 2.
+
+use std::fs;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+/// Fills closed standard descriptors with a place holder that reads and writes nothing and does not survive exec, so
+/// that nothing of ours is opened there and written to by mistake. The service finds them closed, as we did.
+pub fn occupy_closed_standard_descriptors() {
+    for fd in 0..=2 {
+        // SAFETY: F_GETFD only asks.
+        if unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0 {
+            continue;
+        }
+        // SAFETY: a constant path; the lowest free number is `fd`, since those below are open.
+        let opened = unsafe { libc::open(c"/".as_ptr(), libc::O_PATH | libc::O_CLOEXEC) };
+        if opened > 2 {
+            // SAFETY: just opened and not handed on.
+            drop(unsafe { OwnedFd::from_raw_fd(opened) });
+        }
+    }
+}
+
+/// Lets go of all that the service now holds: standard input and output, every descriptor that is not in `ours`, and the
+/// working directory. A reader of a pipe gets its end of file when the service closes it, and what the caller stood in
+/// can be unmounted. Standard error stays: it is where the log goes.
+pub fn release(ours: &[RawFd]) {
+    if let Ok(null) = fs::OpenOptions::new().read(true).write(true).open("/dev/null") {
+        for standard in 0..=1 {
+            // SAFETY: dup3 closes what is there and puts the same open file in its place; CLOEXEC as all of ours.
+            unsafe { libc::dup3(null.as_raw_fd(), standard, libc::O_CLOEXEC) };
+        }
+    } else {
+        // Without a /dev/null (an empty image) a descriptor that reads and writes nothing serves as well.
+        for standard in 0..=1 {
+            // SAFETY: both belong to nobody in this process any more: nothing of ours reads or prints from here on.
+            unsafe { libc::close(standard) };
+        }
+        occupy_closed_standard_descriptors();
+    }
+    let mut keep: Vec<RawFd> = ours.iter().copied().filter(|fd| *fd > 2).collect();
+    keep.sort_unstable();
+    let mut first = 3;
+    for fd in keep {
+        close_between(first, fd - 1);
+        first = fd + 1;
+    }
+    close_between(first, RawFd::MAX);
+    // `/` always exists; if it cannot be entered we stay where we are, which harms nothing but an unmount.
+    let _ = std::env::set_current_dir("/");
+}
+
+/// Closes the descriptors `first` to `last`, both included.
+fn close_between(first: RawFd, last: RawFd) {
+    let (Ok(from), Ok(to)) = (u32::try_from(first), u32::try_from(last)) else { return };
+    if from > to {
+        return;
+    }
+    // SAFETY: no descriptor in the range has an owner in this program (see the caller).
+    if unsafe { libc::syscall(libc::SYS_close_range, from, to, 0) } == 0 {
+        return;
+    }
+    // Before Linux 5.9, or refused: close what /proc names, or failing that what the limit allows.
+    for fd in open_descriptors() {
+        if (first..=last).contains(&fd) {
+            // SAFETY: as above. The descriptor that listed them may be among them: it is closed by now (EBADF).
+            unsafe { libc::close(fd) };
+        }
+    }
+}
+
+fn open_descriptors() -> Vec<RawFd> {
+    let listed = fs::read_dir("/proc/self/fd").map(|entries| {
+        entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect::<Vec<RawFd>>()
+    });
+    listed.unwrap_or_else(|_| {
+        // SAFETY: sysconf only asks.
+        let limit = unsafe { libc::sysconf(libc::_SC_OPEN_MAX) };
+        (3..RawFd::try_from(limit).unwrap_or(RawFd::MAX).clamp(3, 65_536)).collect()
+    })
+}

@@ -1,0 +1,274 @@
+//! `/proc`: whom to signal, and what to call them. Never whether anybody is left; that is ECHILD's to say.
+//!
+//! A process is held by its `/proc/PID` directory. The directory stands for that very process, whatever becomes of its
+//! number: once it is reaped every read fails, and `pidfd_send_signal` takes the directory as it takes a pidfd. So what
+//! was read and who is signalled cannot be two different processes.
+
+use super::Pid;
+use crate::signal::Signal;
+use std::ffi::{CStr, CString, OsString};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+
+/// statfs(2): the file system is procfs.
+const PROC_SUPER_MAGIC: u64 = 0x9fa0;
+
+/// A `/proc` that shows our own pid namespace.
+#[derive(Debug)]
+pub struct Proc {
+    directory: OwnedFd,
+}
+
+/// Why `/proc` cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unusable {
+    /// Nothing, or something else, is mounted there.
+    NotMounted,
+    /// Its numbers mean other processes than ours do.
+    OtherNamespace,
+}
+
+/// One process, held.
+#[derive(Debug)]
+pub struct Process {
+    directory: OwnedFd,
+}
+
+/// What `/proc/PID/stat` says (proc_pid_stat(5)).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// Its number.
+    pub pid: Pid,
+    /// Its name, 15 bytes at most; any byte may be in it.
+    pub comm: String,
+    /// R, S, D, T, t, Z and others.
+    pub state: char,
+    /// Its parent.
+    pub ppid: Pid,
+    /// Its process group.
+    pub pgid: Pid,
+    /// Its session.
+    pub sid: Pid,
+    /// How many threads it has.
+    pub threads: u32,
+    /// When it started, in clock ticks since boot.
+    pub start: u64,
+}
+
+impl Stat {
+    /// True when it is dead and only waits to be reaped. A leader thread that ended while others live is not dead.
+    pub fn is_zombie(&self) -> bool {
+        matches!(self.state, 'Z' | 'X') && self.threads <= 1
+    }
+}
+
+impl Proc {
+    /// Opens `/proc`, if it is one and shows our namespace.
+    ///
+    /// # Errors
+    /// Says why it cannot be used.
+    pub fn open() -> Result<Proc, Unusable> {
+        let directory = open_at(libc::AT_FDCWD, c"/proc", libc::O_PATH | libc::O_DIRECTORY);
+        let directory = directory.map_err(|_| Unusable::NotMounted)?;
+        let kind = nix::sys::statfs::fstatfs(&directory).map_err(|_| Unusable::NotMounted)?;
+        if u64::try_from(kind.filesystem_type().0) != Ok(PROC_SUPER_MAGIC) {
+            return Err(Unusable::NotMounted);
+        }
+        // Mounted from outside our pid namespace, "self" has another number there, or none.
+        let ours = nix::unistd::getpid().to_string();
+        match nix::fcntl::readlinkat(&directory, "self") {
+            Ok(number) if number.as_encoded_bytes() == ours.as_bytes() => Ok(Proc { directory }),
+            _ => Err(Unusable::OtherNamespace),
+        }
+    }
+
+    /// Takes hold of the process that has this number now.
+    ///
+    /// # Errors
+    /// There is none, or it is hidden from us.
+    pub fn process(&self, pid: Pid) -> io::Result<Process> {
+        let name = CString::new(pid.to_string())?;
+        let directory = open_at(self.directory.as_raw_fd(), &name, libc::O_RDONLY | libc::O_DIRECTORY)?;
+        Ok(Process { directory })
+    }
+
+    /// The numbers of all processes that can be seen.
+    ///
+    /// # Errors
+    /// When the directory cannot be read.
+    pub fn all(&self) -> io::Result<Vec<Pid>> {
+        numbers_in(&self.directory, c".")
+    }
+}
+
+impl Process {
+    /// Reads its `stat`.
+    ///
+    /// # Errors
+    /// ESRCH when it is gone.
+    pub fn stat(&self) -> io::Result<Stat> {
+        parse_stat(&self.read(c"stat")?).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))
+    }
+
+    /// Its children of the moment, those of every thread. Exact as long as none of them is reaped meanwhile.
+    ///
+    /// # Errors
+    /// ENOENT when the kernel has no such file (CONFIG_PROC_CHILDREN); ESRCH when the process is gone.
+    pub fn children(&self, stat: &Stat) -> io::Result<Vec<Pid>> {
+        if stat.threads <= 1 {
+            let path = CString::new(format!("task/{}/children", stat.pid))?;
+            return self.read(&path).map(|text| parse_numbers(&text));
+        }
+        let mut children = Vec::new();
+        for thread in numbers_in(&self.directory, c"task")? {
+            let path = CString::new(format!("task/{thread}/children"))?;
+            match self.read(&path) {
+                Ok(text) => children.extend(parse_numbers(&text)),
+                // A thread that ended meanwhile has handed its children to another thread of the process.
+                Err(_) if thread != stat.pid => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(children)
+    }
+
+    /// Its arguments; none when it gave up its memory already.
+    pub fn arguments(&self) -> Vec<String> {
+        let bytes = self.read(c"cmdline").unwrap_or_default();
+        let bytes = bytes.strip_suffix(&[0]).unwrap_or(&bytes);
+        if bytes.is_empty() {
+            return vec![];
+        }
+        bytes.split(|byte| *byte == 0).map(|argument| String::from_utf8_lossy(argument).into_owned()).collect()
+    }
+
+    /// The real user id; nothing when it is hidden or gone.
+    pub fn uid(&self) -> Option<u32> {
+        let status = self.read(c"status").ok()?;
+        let status = String::from_utf8_lossy(&status);
+        status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().next()?.parse().ok()
+    }
+
+    /// The kernel function in which it waits; nothing when it does not, or when we may not know.
+    pub fn wchan(&self) -> Option<String> {
+        let name = String::from_utf8(self.read(c"wchan").ok()?).ok()?;
+        (name != "0" && !name.is_empty()).then_some(name)
+    }
+
+    /// Sends a signal to this very process.
+    ///
+    /// # Errors
+    /// ESRCH when it is gone, EPERM when we may not.
+    pub fn signal(&self, pid: Pid, signal: Signal) -> io::Result<()> {
+        let null = std::ptr::null::<libc::siginfo_t>();
+        // SAFETY: a descriptor of ours, a valid signal, no siginfo (the kernel fills one in), no flags.
+        let sent =
+            unsafe { libc::syscall(libc::SYS_pidfd_send_signal, self.directory.as_raw_fd(), signal.number(), null, 0) };
+        if sent == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.raw_os_error() == Some(libc::ESRCH) || !self.is_held_by(pid) {
+            return Err(error);
+        }
+        // Before Linux 5.1, or refused by a filter: by number, right after we saw that it is still this process's.
+        // SAFETY: kill takes any number; this one is greater than 1.
+        if pid > 1 && unsafe { libc::kill(pid, signal.number()) } == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+
+    /// True while the number is still its own.
+    fn is_held_by(&self, pid: Pid) -> bool {
+        self.stat().is_ok_and(|stat| stat.pid == pid)
+    }
+
+    /// True while it is not reaped.
+    pub fn exists(&self) -> bool {
+        self.read(c"stat").is_ok()
+    }
+
+    fn read(&self, name: &CStr) -> io::Result<Vec<u8>> {
+        let mut text = Vec::new();
+        File::from(open_at(self.directory.as_raw_fd(), name, libc::O_RDONLY)?).read_to_end(&mut text)?;
+        Ok(text)
+    }
+}
+
+fn open_at(directory: i32, name: &CStr, flags: i32) -> io::Result<OwnedFd> {
+    // SAFETY: `name` is null-terminated; the kernel checks the rest.
+    let fd = unsafe { libc::openat(directory, name.as_ptr(), flags | libc::O_CLOEXEC) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: new, and owned by nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The entries of a directory that are numbers.
+fn numbers_in(directory: &impl AsFd, name: &CStr) -> io::Result<Vec<Pid>> {
+    let opened = open_at(directory.as_fd().as_raw_fd(), name, libc::O_RDONLY | libc::O_DIRECTORY)?;
+    let mut listing = nix::dir::Dir::from_fd(opened)?;
+    let entries = listing.iter().filter_map(Result::ok);
+    Ok(entries.filter_map(|entry| entry.file_name().to_str().ok()?.parse().ok()).collect())
+}
+
+fn parse_numbers(text: &[u8]) -> Vec<Pid> {
+    text.split(|byte| byte.is_ascii_whitespace())
+        .filter_map(|word| std::str::from_utf8(word).ok()?.parse().ok())
+        .collect()
+}
+
+/// The name stands in parentheses and may hold parentheses and spaces, so what follows is found from the *last* `)`.
+fn parse_stat(text: &[u8]) -> Option<Stat> {
+    let open = text.iter().position(|byte| *byte == b'(')?;
+    let close = text.iter().rposition(|byte| *byte == b')')?;
+    let pid = std::str::from_utf8(&text[..open]).ok()?.trim().parse().ok()?;
+    let comm = OsString::from_vec(text.get(open + 1..close)?.to_vec()).to_string_lossy().into_owned();
+    let rest = std::str::from_utf8(&text[close + 1..]).ok()?;
+    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+    Some(Stat {
+        pid,
+        comm,
+        state: fields.first()?.chars().next()?,
+        ppid: fields.get(1)?.parse().ok()?,
+        pgid: fields.get(2)?.parse().ok()?,
+        sid: fields.get(3)?.parse().ok()?,
+        threads: fields.get(17)?.parse().ok()?,
+        start: fields.get(19)?.parse().ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TAIL: &str = "S 10 20 30 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 3 0 424242 1 2";
+
+    #[test]
+    fn a_name_may_hold_parentheses_spaces_and_line_ends() {
+        for name in ["sh", "a) S b", "((", "))", ") Z 1 1 1", "a\nb", ""] {
+            let stat = parse_stat(format!("77 ({name}) {TAIL}\n").as_bytes()).unwrap();
+            assert_eq!((stat.pid, stat.comm.as_str(), stat.state), (77, name, 'S'));
+            assert_eq!((stat.ppid, stat.pgid, stat.sid, stat.threads, stat.start), (10, 20, 30, 3, 424_242));
+        }
+    }
+
+    #[test]
+    fn what_is_cut_short_is_no_stat() {
+        let whole = format!("77 (sh) {TAIL}");
+        for end in 0..whole.len() - " 424242 1 2".len() {
+            assert_eq!(parse_stat(&whole.as_bytes()[..end]), None, "{}", &whole[..end]);
+        }
+    }
+
+    #[test]
+    fn a_leader_thread_that_ended_before_the_others_is_not_dead() {
+        let stat = parse_stat(format!("77 (sh) {TAIL}").replace(" S ", " Z ").as_bytes()).unwrap();
+        assert!(!stat.is_zombie());
+    }
+}

@@ -1,0 +1,66 @@
+//! The only place where a wait status is read.
+//!
+//! `libc::waitid`, not nix: nix gives EINVAL for a child that a real-time signal killed, after the kernel has already
+//! forgotten it. `__WALL` because without it a child whose exit signal is not SIGCHLD is not seen, and ECHILD would lie.
+
+use super::Pid;
+use crate::signal::Signal;
+use crate::supervisor::exit::Exit;
+use std::mem::MaybeUninit;
+
+/// What happened to one direct child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// It ended, and is reaped: its number may be another's from now on.
+    Ended(Pid, Exit),
+    /// It was stopped.
+    Stopped(Pid),
+}
+
+/// What is left after all that waited was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// ECHILD: no child is left, not even a zombie. For a subreaper that is no descendant at all.
+    Nobody,
+    /// Somebody lives.
+    Somebody,
+}
+
+/// Takes every change of a child that waits to be taken; SIGCHLD counts for any number of them. Never blocks.
+pub fn reap(mut take: impl FnMut(Change)) -> Left {
+    loop {
+        let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+        let options = libc::WEXITED | libc::WSTOPPED | libc::WNOHANG | libc::__WALL;
+        // SAFETY: `info` is ours and zeroed, which is a valid siginfo_t. WNOHANG leaves it untouched when nothing waits.
+        let result = unsafe { libc::waitid(libc::P_ALL, 0, info.as_mut_ptr(), options) };
+        if result != 0 {
+            // The only errors are EINVAL (the options are constants), EINTR (all signals are blocked) and ECHILD.
+            return Left::Nobody;
+        }
+        // SAFETY: zeroed at the start, so initialised whether or not the kernel wrote it; si_pid and si_status are the
+        // fields that waitid fills.
+        let (pid, code, status) = unsafe {
+            let info = info.assume_init();
+            (info.si_pid(), info.si_code, info.si_status())
+        };
+        if pid == 0 {
+            return Left::Somebody;
+        }
+        match (code, Signal::from_number(status)) {
+            (libc::CLD_KILLED | libc::CLD_DUMPED, Some(signal)) => {
+                take(Change::Ended(pid, Exit::Signal { signal, core_dumped: code == libc::CLD_DUMPED }));
+            }
+            (libc::CLD_STOPPED | libc::CLD_TRAPPED, _) => take(Change::Stopped(pid)),
+            // waitid gives the low eight bits of what was passed to exit (wait(2)); glibc fills si_status from it.
+            _ => take(Change::Ended(pid, Exit::Code(u8::try_from(status & 0xff).unwrap_or(u8::MAX)))),
+        }
+    }
+}
+
+/// Whether this process has a child at all; takes nothing.
+pub fn has_children() -> bool {
+    let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+    let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
+    // SAFETY: as in `reap`.
+    unsafe { libc::waitid(libc::P_ALL, 0, info.as_mut_ptr(), options) == 0 }
+}

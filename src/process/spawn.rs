@@ -1,0 +1,293 @@
+//! Making the main process: everything that allocates happens here, before the fork.
+
+use super::signals::Inherited;
+use super::terminal::Placement;
+use super::{Pid, child};
+use crate::log::reason;
+use std::ffi::{CString, OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::{env, fmt, ptr};
+
+/// Where execvp looks when there is no PATH (confstr(3), _CS_PATH).
+const DEFAULT_PATH: &str = "/bin:/usr/bin";
+
+/// What to run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Command {
+    /// The program and its arguments; never empty.
+    pub argv: Vec<OsString>,
+    /// Where it starts; where we were started when nothing is said.
+    pub working_directory: Option<PathBuf>,
+    /// What is set in its environment on top of ours.
+    pub environment: Vec<(String, String)>,
+}
+
+/// A command in the form that the kernel takes.
+#[derive(Debug)]
+pub struct Plan {
+    command: Command,
+    search: Option<OsString>,
+    pub(super) candidates: Vec<CString>,
+    pub(super) working_directory: Option<CString>,
+    pub(super) argv: Vec<*const libc::c_char>,
+    /// `/bin/sh`, room for the script, the arguments.
+    pub(super) script_argv: Vec<*const libc::c_char>,
+    pub(super) envp: Vec<*const libc::c_char>,
+    /// What the pointers above point to.
+    _strings: Vec<CString>,
+}
+
+impl Plan {
+    /// Makes everything that exec will need.
+    pub fn new(command: Command) -> Plan {
+        let environment = environment(&command.environment);
+        let search = environment.iter().find(|(key, _)| key == "PATH").map(|(_, value)| value.clone());
+        let program = &command.argv[0];
+        let candidates = candidates(program, search.as_deref());
+        let arguments: Vec<CString> = command.argv.iter().map(|argument| c_string(argument)).collect();
+        let variables: Vec<CString> = environment.into_iter().map(variable).collect();
+        let argv = pointers(&arguments);
+        let mut script_argv = vec![c"/bin/sh".as_ptr(), ptr::null()];
+        script_argv.extend(argv.iter().skip(1));
+        let envp = pointers(&variables);
+        Plan {
+            candidates,
+            working_directory: command.working_directory.as_ref().map(|path| c_string(path.as_os_str())),
+            argv,
+            script_argv,
+            envp,
+            _strings: arguments.into_iter().chain(variables).collect(),
+            search: (!program.as_bytes().contains(&b'/'))
+                .then(|| search.unwrap_or_else(|| OsString::from(DEFAULT_PATH))),
+            command,
+        }
+    }
+}
+
+/// Our environment with the changes on top.
+fn environment(changes: &[(String, String)]) -> Vec<(OsString, OsString)> {
+    let changed = |key: &OsStr| changes.iter().any(|(name, _)| key == name.as_str());
+    let kept = env::vars_os().filter(|(key, _)| !changed(key));
+    kept.chain(changes.iter().map(|(name, value)| (name.into(), value.into()))).collect()
+}
+
+/// The paths to try. A name with a slash is one already; an empty name is nowhere.
+fn candidates(program: &OsStr, search: Option<&OsStr>) -> Vec<CString> {
+    if program.is_empty() {
+        return vec![];
+    }
+    if program.as_bytes().contains(&b'/') {
+        return vec![c_string(program)];
+    }
+    env::split_paths(search.unwrap_or(OsStr::new(DEFAULT_PATH)))
+        .map(|directory| c_string(directory.join(program).as_os_str()))
+        .collect()
+}
+
+fn variable((key, value): (OsString, OsString)) -> CString {
+    let mut text = key.into_vec();
+    text.push(b'=');
+    text.extend(value.into_vec());
+    c_string(OsStr::from_bytes(&text))
+}
+
+/// Arguments and environment come from the kernel and cannot hold a NUL, and the configuration refuses one; were there
+/// one all the same, the kernel would end the string there, and so do we.
+fn c_string(text: &OsStr) -> CString {
+    let bytes = text.as_bytes();
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    CString::new(&bytes[..end]).unwrap_or_default()
+}
+
+fn pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
+    strings.iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect()
+}
+
+/// What the child was doing when it failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    Session,
+    Group,
+    WorkingDirectory,
+    Execute,
+}
+
+/// What the child tells through the pipe.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Failure {
+    pub(super) step: Step,
+    pub(super) errno: i32,
+    /// Which of the candidates.
+    pub(super) candidate: usize,
+}
+
+impl Failure {
+    /// What the last system call said. Async-signal-safe.
+    pub(super) fn last(step: Step, candidate: usize) -> Failure {
+        // SAFETY: errno of this thread; no function that could change it was called in between.
+        let errno = unsafe { *libc::__errno_location() };
+        Failure { step, errno, candidate }
+    }
+
+    pub(super) fn encode(self) -> [u8; 13] {
+        let mut message = [0; 13];
+        message[0] = match self.step {
+            Step::Session => 0,
+            Step::Group => 1,
+            Step::WorkingDirectory => 2,
+            Step::Execute => 3,
+        };
+        message[1..5].copy_from_slice(&self.errno.to_ne_bytes());
+        message[5..].copy_from_slice(&(self.candidate as u64).to_ne_bytes());
+        message
+    }
+
+    fn decode(message: [u8; 13]) -> Failure {
+        let [step, e0, e1, e2, e3, candidate @ ..] = message;
+        let step = match step {
+            0 => Step::Session,
+            1 => Step::Group,
+            2 => Step::WorkingDirectory,
+            _ => Step::Execute,
+        };
+        let candidate = usize::try_from(u64::from_ne_bytes(candidate)).unwrap_or(0);
+        Failure { step, errno: i32::from_ne_bytes([e0, e1, e2, e3]), candidate }
+    }
+}
+
+/// Why there is no service, in words for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StartError {
+    /// What it means for the exit code.
+    pub kind: StartErrorKind,
+    text: String,
+}
+
+/// The three ways not to start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StartErrorKind {
+    /// There is no such command.
+    NotFound,
+    /// There is one, and it cannot be executed.
+    NotExecutable,
+    /// It did not come to that.
+    Unable,
+}
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl Plan {
+    fn explain(&self, failure: Failure) -> StartError {
+        let error = reason(&io::Error::from_raw_os_error(failure.errno));
+        let unable = |text: String| StartError { kind: StartErrorKind::Unable, text };
+        match failure.step {
+            Step::Session => unable(format!("cannot make a session for the service: {error}")),
+            Step::Group => unable(format!("cannot make a process group for the service: {error}")),
+            Step::WorkingDirectory => {
+                let directory = self.command.working_directory.as_deref().unwrap_or(Path::new(""));
+                unable(format!("cannot enter the working directory {directory:?}: {error}"))
+            }
+            Step::Execute => self.explain_execute(failure, &error),
+        }
+    }
+
+    fn explain_execute(&self, failure: Failure, error: &str) -> StartError {
+        let program = &self.command.argv[0];
+        let tried = self.candidates.get(failure.candidate).map(|path| Path::new(OsStr::from_bytes(path.to_bytes())));
+        let absent = matches!(failure.errno, libc::ENOENT | libc::ENOTDIR);
+        // The file is there and the kernel says it is not: what is missing is what the file asks for.
+        let lacks_interpreter = absent && self.existing().is_some();
+        let why = if lacks_interpreter {
+            let file = self.existing().unwrap_or_default();
+            format!("{} exists, but the interpreter or loader that it names does not", file.display())
+        } else if let (true, Some(search)) = (absent, &self.search) {
+            format!("not found (looked in {})", search.to_string_lossy().replace(':', ", "))
+        } else if absent {
+            "not found (there is no such file)".to_owned()
+        } else if tried.is_some_and(Path::is_dir) {
+            format!("{error} ({} is a directory)", tried.unwrap_or(Path::new("")).display())
+        } else if self.search.is_some() {
+            format!("{error} ({})", tried.unwrap_or(Path::new("")).display())
+        } else {
+            error.to_owned()
+        };
+        let several_words = absent && self.command.argv.len() == 1 && program.as_bytes().contains(&b' ');
+        let hint = if several_words { "; write the program and each argument as a word of its own" } else { "" };
+        let kind = if absent && !lacks_interpreter { StartErrorKind::NotFound } else { StartErrorKind::NotExecutable };
+        StartError { kind, text: format!("cannot execute {program:?}: {why}{hint}") }
+    }
+
+    /// The first candidate that exists as a file, as seen from the working directory of the service.
+    fn existing(&self) -> Option<PathBuf> {
+        let base = self.command.working_directory.clone().unwrap_or_default();
+        let paths = self.candidates.iter().map(|path| base.join(OsStr::from_bytes(path.to_bytes())));
+        paths.into_iter().find(|path| path.is_file())
+    }
+}
+
+/// A main process in the making.
+#[derive(Debug)]
+pub struct Spawned {
+    /// Its number, good until it is reaped.
+    pub pid: Pid,
+    /// How the start goes.
+    pub progress: Progress,
+}
+
+/// The pipe that closes when the command is executed, or brings the failure.
+#[derive(Debug)]
+pub struct Progress {
+    pipe: File,
+    plan: Plan,
+}
+
+/// Makes the main process.
+///
+/// # Errors
+/// When the kernel gives no pipe or no process (EAGAIN at a limit, ENOMEM).
+pub fn spawn(mut plan: Plan, inherited: &Inherited, placement: Placement) -> Result<Spawned, StartError> {
+    let unable = |what: &str| {
+        let error = reason(&io::Error::last_os_error());
+        StartError { kind: StartErrorKind::Unable, text: format!("cannot start the service: {what}: {error}") }
+    };
+    let mut ends = [0; 2];
+    // SAFETY: `ends` has room for two descriptors.
+    if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) } != 0 {
+        return Err(unable("no pipe"));
+    }
+    // SAFETY: both are new and ours.
+    let (reader, writer) = unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) };
+    // SAFETY: there is one thread, and the child runs `become_service` only, which keeps to async-signal-safe calls.
+    match unsafe { libc::fork() } {
+        -1 => Err(unable("no process")),
+        0 => child::become_service(&mut plan, inherited, placement, writer.as_raw_fd()),
+        pid => Ok(Spawned { pid, progress: Progress { pipe: File::from(reader), plan } }),
+    }
+}
+
+impl Progress {
+    /// What the pipe says now: nothing yet, that the command is executed, or why it is not.
+    pub fn check(&mut self) -> Option<Result<(), StartError>> {
+        let mut message = [0; 13];
+        match self.pipe.read(&mut message) {
+            Ok(13) => Some(Err(self.plan.explain(Failure::decode(message)))),
+            // End of file: exec closed it. So did the death of the child before exec, of which its exit tells.
+            Ok(_) => Some(Ok(())),
+            Err(_) => None,
+        }
+    }
+}
+
+impl AsRawFd for Progress {
+    fn as_raw_fd(&self) -> RawFd {
+        self.pipe.as_raw_fd()
+    }
+}

@@ -1,0 +1,160 @@
+//! Job control: the service in the foreground of the terminal, stopped and continued together with us.
+//!
+//! The theory. A shell knows one process group: ours. At a terminal the service gets a group of its own, so that the
+//! ladder can signal it without signalling us, and while the shell has us in the foreground the terminal is lent to that
+//! group. When the service stops, the terminal is taken back and we stop, too, so that the shell sees its command
+//! stop; SIGCONT goes the other way. Whether a stop of ours has an effect (it has none in an orphaned group, nor for
+//! PID 1) is for the kernel to say: we try, and look whether somebody had to continue us.
+//!
+//! In a pipeline (`supervise -- a | less`) the others of our group must stay in the foreground, so there the service
+//! stays in our group, and the keys reach it by themselves.
+
+use super::Pid;
+use crate::signal::Signal;
+use std::fs::{File, OpenOptions};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+
+/// In which session and process group the service starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// A session of its own: there is no terminal.
+    OwnSession,
+    /// A group of its own in our session.
+    OwnGroup {
+        /// The controlling terminal.
+        terminal: RawFd,
+        /// Whether the terminal is lent to it at once.
+        foreground: bool,
+    },
+    /// Our session and group: others of a pipeline are in it.
+    OurGroup,
+}
+
+/// The controlling terminal, or that there is none.
+#[derive(Debug)]
+pub struct Terminal {
+    controlling: Option<File>,
+    in_pipeline: bool,
+}
+
+impl Terminal {
+    /// Looks for the controlling terminal.
+    pub fn find() -> Terminal {
+        let open = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOCTTY).open("/dev/tty");
+        // A terminal that hung up can still be opened, and knows no foreground group.
+        let controlling = open.ok().filter(|terminal| foreground_group(terminal).is_some());
+        let in_pipeline = controlling.is_some() && (is_pipe(libc::STDIN_FILENO) || is_pipe(libc::STDOUT_FILENO));
+        Terminal { controlling, in_pipeline }
+    }
+
+    /// Where the service is to start.
+    pub fn placement(&self) -> Placement {
+        match &self.controlling {
+            None => Placement::OwnSession,
+            Some(_) if self.in_pipeline => Placement::OurGroup,
+            Some(terminal) => Placement::OwnGroup {
+                terminal: terminal.as_raw_fd(),
+                foreground: foreground_group(terminal) == Some(our_group()),
+            },
+        }
+    }
+
+    /// Whether a shell may stop and continue us.
+    pub fn has_job_control(&self) -> bool {
+        self.controlling.is_some()
+    }
+
+    /// Whether a signal of the kernel (a key) reaches the service by itself.
+    pub fn keys_reach_the_service(&self) -> bool {
+        self.in_pipeline
+    }
+
+    /// The descriptor that has to stay open.
+    pub fn descriptor(&self) -> Option<RawFd> {
+        self.controlling.as_ref().map(AsRawFd::as_raw_fd)
+    }
+
+    /// Lends the terminal to the service's group, if it is ours to lend.
+    pub fn lend(&self, group: Pid) {
+        let Some(terminal) = &self.controlling else { return };
+        if !self.in_pipeline && foreground_group(terminal) == Some(our_group()) {
+            set_foreground_group(terminal, group);
+        }
+    }
+
+    /// Takes the terminal back from `group`, or from a group that is no more.
+    pub fn take_back(&self, group: Option<Pid>) {
+        let Some(terminal) = &self.controlling else { return };
+        if self.in_pipeline {
+            return;
+        }
+        let Some(foreground) = foreground_group(terminal) else { return };
+        if Some(foreground) == group || is_gone(foreground) {
+            set_foreground_group(terminal, our_group());
+        }
+    }
+
+    /// Stops us until SIGCONT. False when it had no effect.
+    pub fn suspend(&self) -> bool {
+        if self.controlling.is_none() {
+            // SAFETY: our own number, and a valid signal.
+            unsafe { libc::kill(libc::getpid(), Signal::STOP.number()) };
+            return is_pending(Signal::CONT);
+        }
+        if self.in_pipeline {
+            // The key has stopped the others already.
+            // SAFETY: raise takes any valid signal.
+            unsafe { libc::raise(Signal::TSTP.number()) };
+        } else {
+            // What the key would have done to the foreground group: a script that waits for us stops, too.
+            // SAFETY: 0 is our own group; no ladder comes here.
+            unsafe { libc::kill(0, Signal::TSTP.number()) };
+        }
+        take_stop();
+        is_pending(Signal::CONT)
+    }
+}
+
+/// Lets a pending SIGTSTP stop us.
+fn take_stop() {
+    let mut stop = MaybeUninit::uninit();
+    // SAFETY: the set is ours and initialised by sigemptyset before it is used.
+    unsafe {
+        libc::sigemptyset(stop.as_mut_ptr());
+        libc::sigaddset(stop.as_mut_ptr(), Signal::TSTP.number());
+        libc::sigprocmask(libc::SIG_UNBLOCK, stop.as_ptr(), std::ptr::null_mut());
+        libc::sigprocmask(libc::SIG_BLOCK, stop.as_ptr(), std::ptr::null_mut());
+    }
+}
+
+fn is_pending(signal: Signal) -> bool {
+    let mut pending = MaybeUninit::uninit();
+    // SAFETY: sigpending initialises the set.
+    unsafe { libc::sigpending(pending.as_mut_ptr()) == 0 && libc::sigismember(pending.as_ptr(), signal.number()) == 1 }
+}
+
+fn our_group() -> Pid {
+    nix::unistd::getpgrp().as_raw()
+}
+
+fn foreground_group(terminal: &File) -> Option<Pid> {
+    nix::unistd::tcgetpgrp(terminal).ok().map(nix::unistd::Pid::as_raw)
+}
+
+fn set_foreground_group(terminal: &File, group: Pid) {
+    // It fails when the terminal hung up or the group just ended: nothing is lent then. SIGTTOU is blocked.
+    let _ = nix::unistd::tcsetpgrp(terminal, nix::unistd::Pid::from_raw(group));
+}
+
+fn is_gone(group: Pid) -> bool {
+    // SAFETY: signal 0 only asks.
+    unsafe { libc::kill(-group, 0) != 0 && *libc::__errno_location() == libc::ESRCH }
+}
+
+fn is_pipe(fd: RawFd) -> bool {
+    // SAFETY: the descriptor is borrowed for this call only; a closed one gives an error, not a pipe.
+    let file = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned().map(File::from);
+    file.and_then(|file| file.metadata()).is_ok_and(|meta| meta.file_type().is_fifo() || meta.file_type().is_socket())
+}
