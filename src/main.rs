@@ -10,12 +10,15 @@ use std::ffi::{CStr, OsStr, OsString, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 
 /// Where the C library enters.
+///
+/// # Safety
+/// `argv` has `argc` pointers to null-terminated strings that live as long as the program: so says the C library.
 #[unsafe(no_mangle)]
-pub extern "C" fn main(argc: c_int, argv: *const *const c_char) -> c_int {
+pub unsafe extern "C" fn main(argc: c_int, argv: *const *const c_char) -> c_int {
     let inherited = supervise::process::signals::Inherited::take();
     let count = usize::try_from(argc).unwrap_or(0);
     let arguments = (0..count).map(|index| {
-        // SAFETY: the C library passes `argc` pointers to null-terminated strings that live as long as the program.
+        // SAFETY: as the caller promises.
         let argument = unsafe { CStr::from_ptr(*argv.add(index)) };
         OsStr::from_bytes(argument.to_bytes()).to_os_string()
     });

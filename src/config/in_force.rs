@@ -2,6 +2,7 @@
 
 use super::value::TARGETS;
 use super::{Config, ContainmentMode, LogFormat, SuccessStatus};
+use crate::report::mask;
 use std::fmt::{self, Display};
 use toml::Value;
 use tracing::Level;
@@ -29,11 +30,14 @@ fn text(value: impl Display) -> Value {
     value.to_string().into()
 }
 
+/// Keys and what they are set to.
+type Keys = Vec<(&'static str, Option<Value>)>;
+
 impl Config {
-    fn sections(&self) -> Vec<(&'static str, Vec<(&'static str, Option<Value>)>)> {
+    fn sections(&self) -> Vec<(&'static str, Keys)> {
         let argv = self.command.argv.iter().map(|argument| text(argument.display())).collect::<Vec<_>>();
         let environment =
-            self.command.environment.iter().map(|(name, value)| (name.clone(), Value::from(value.clone())));
+            self.command.environment.iter().map(|(name, value)| (name.clone(), text(mask::variable(name, value))));
         let success = self.success_exit_status.iter().map(|status| match status {
             SuccessStatus::Code(code) => Value::from(i64::from(*code)),
             SuccessStatus::Signal(signal) => text(signal),

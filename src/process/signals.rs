@@ -10,49 +10,47 @@ use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// What we found at our start and the service is to find at its own.
-#[derive(Clone, Copy)]
-pub struct Inherited {
-    mask: libc::sigset_t,
-    sigchld: libc::sighandler_t,
-}
+/// A set of signals as the kernel has it: one bit each, 64 of them. Not the C library's set: that one leaves out 32 and 33,
+/// which it keeps for threads, and a process may send those, too.
+type Mask = u64;
 
-impl std::fmt::Debug for Inherited {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Inherited").field("sigchld_ignored", &(self.sigchld == libc::SIG_IGN)).finish_non_exhaustive()
-    }
+const ALL: Mask = Mask::MAX;
+
+/// What we found at our start and the service is to find at its own.
+#[derive(Clone, Copy, Debug)]
+pub struct Inherited {
+    mask: Mask,
+    sigchld_ignored: bool,
 }
 
 impl Inherited {
     /// Blocks every signal and resets SIGCHLD: with SIGCHLD ignored the kernel would reap by itself, and waiting would
     /// never tell how a process ended.
     pub fn take() -> Inherited {
-        let mut all = MaybeUninit::uninit();
-        let mut mask = MaybeUninit::uninit();
-        // SAFETY: both sets are ours; sigfillset writes the first, sigprocmask the second (with a valid `how` it
-        // cannot fail). No other thread exists.
-        let mask = unsafe {
-            libc::sigfillset(all.as_mut_ptr());
-            libc::sigemptyset(mask.as_mut_ptr());
-            libc::sigprocmask(libc::SIG_SETMASK, all.as_ptr(), mask.as_mut_ptr());
-            mask.assume_init()
-        };
+        let mask = set_mask(ALL);
         // SAFETY: SIG_DFL is a valid disposition, and no handler of ours is replaced.
-        let sigchld = unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
-        Inherited { mask, sigchld }
+        let sigchld_ignored = unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) } == libc::SIG_IGN;
+        Inherited { mask, sigchld_ignored }
     }
 
     /// Puts back what was found. Async-signal-safe; for the child, last before exec.
     pub(crate) fn restore(&self) {
-        // SAFETY: signal and sigprocmask are async-signal-safe; exec resets all but "ignored", so a handler that we
-        // could have inherited does not exist.
-        unsafe {
-            if self.sigchld == libc::SIG_IGN {
-                libc::signal(libc::SIGCHLD, libc::SIG_IGN);
-            }
-            libc::sigprocmask(libc::SIG_SETMASK, &raw const self.mask, std::ptr::null_mut());
+        if self.sigchld_ignored {
+            // SAFETY: signal is async-signal-safe; exec keeps "ignored" and resets everything else by itself.
+            unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
         }
+        set_mask(self.mask);
     }
+}
+
+/// Sets the mask of this thread and gives the former one. Async-signal-safe.
+fn set_mask(mask: Mask) -> Mask {
+    let mut former: Mask = 0;
+    // SAFETY: both sets are ours and have the size that is told. The call has no way to fail with a valid `how`.
+    unsafe {
+        libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const mask, &raw mut former, size_of::<Mask>());
+    }
+    former
 }
 
 /// A signal that came in.
@@ -77,12 +75,11 @@ impl SignalSource {
     /// # Errors
     /// When the kernel has no descriptor to give, or no signalfd.
     pub fn open() -> io::Result<SignalSource> {
-        let mut all = MaybeUninit::uninit();
-        // SAFETY: sigfillset initialises the set; signalfd reads it and gives a new descriptor or -1.
-        let fd = unsafe {
-            libc::sigfillset(all.as_mut_ptr());
-            libc::signalfd(-1, all.as_ptr(), libc::SFD_NONBLOCK | libc::SFD_CLOEXEC)
-        };
+        let all = ALL;
+        let flags = libc::SFD_NONBLOCK | libc::SFD_CLOEXEC;
+        // SAFETY: the set is ours and has the size that is told; the call gives a new descriptor or -1.
+        let fd = unsafe { libc::syscall(libc::SYS_signalfd4, -1, &raw const all, size_of::<Mask>(), flags) };
+        let fd = RawFd::try_from(fd).unwrap_or(-1);
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
