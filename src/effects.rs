@@ -12,11 +12,36 @@ use crate::supervisor::exit::Exit;
 use crate::supervisor::{Action, Event, Target, Time, Verdict};
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
+use std::time::{Duration, Instant};
 use tracing::debug;
+
+/// The one clock: monotonic, counted from the start of the program.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    began: Instant,
+}
+
+impl Clock {
+    /// A clock that starts now.
+    pub fn start() -> Clock {
+        Clock { began: Instant::now() }
+    }
+
+    /// Time since the start.
+    pub fn now(self) -> Time {
+        Time(self.began.elapsed())
+    }
+
+    /// The moment that the core means; a day from now at the latest.
+    fn instant(self, time: Time) -> Instant {
+        Instant::now() + self.now().until(time).min(Duration::from_secs(86_400))
+    }
+}
 
 /// The hands of the core, and what they hold.
 #[derive(Debug)]
 pub struct Effects {
+    clock: Clock,
     inherited: Inherited,
     terminal: Terminal,
     lineage: Lineage,
@@ -47,6 +72,7 @@ pub struct Outcome {
 impl Effects {
     /// Hands that hold all a run needs.
     pub fn new(
+        clock: Clock,
         inherited: Inherited,
         terminal: Terminal,
         lineage: Lineage,
@@ -55,6 +81,7 @@ impl Effects {
     ) -> Effects {
         let kept = terminal.descriptor().into_iter().collect();
         Effects {
+            clock,
             inherited,
             terminal,
             lineage,
@@ -92,8 +119,8 @@ impl Effects {
             Action::Signal(Target::Tree, signal) => self.lineage.signal_tree(signal),
             Action::Suspend => self.suspend(),
             Action::Resume => self.resume(),
-            Action::TerminateLeftovers => self.lineage.terminate_leftovers(),
-            Action::KillTree => self.lineage.kill_tree(),
+            Action::TerminateLeftovers(until) => self.lineage.terminate_leftovers(self.clock.instant(until)),
+            Action::KillTree(until) => self.lineage.kill_tree(self.clock.instant(until)),
             Action::NameSurvivors => self.lineage.name_survivors(),
             Action::End(verdict) => self.outcome.verdict = Some(verdict),
         }
@@ -150,7 +177,8 @@ impl Effects {
     }
 
     /// Reaps all that can be reaped, and closes the batch with what is left.
-    pub fn reap(&mut self, now: Time, events: &mut Vec<Event>) {
+    pub fn reap(&mut self, events: &mut Vec<Event>) {
+        let now = self.clock.now();
         let mut changed = self.outcome.start_error.is_some();
         let Effects { lineage, main, outcome, .. } = self;
         let left = reap(|change| match change {

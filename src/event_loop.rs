@@ -8,14 +8,14 @@
 //! 3. *deaths*, with the word on what is left behind them, so that a service that leaves nothing costs no look for it;
 //! 4. *the deadline* last: what came in time came in time.
 
-use crate::effects::Effects;
+use crate::effects::{Clock, Effects};
 use crate::process::signals::SignalSource;
-use crate::supervisor::{Event, Supervisor, Time, Verdict};
+use crate::supervisor::{Event, Supervisor, Verdict};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tracing::debug;
 
 const SIGNALS: Token = Token(0);
@@ -26,7 +26,7 @@ const START: Token = Token(1);
 pub struct EventLoop {
     poll: Poll,
     signals: SignalSource,
-    began: Instant,
+    clock: Clock,
 }
 
 impl EventLoop {
@@ -34,21 +34,16 @@ impl EventLoop {
     ///
     /// # Errors
     /// When the kernel gives no epoll or no signalfd.
-    pub fn open() -> io::Result<EventLoop> {
+    pub fn open(clock: Clock) -> io::Result<EventLoop> {
         let poll = Poll::new()?;
         let signals = SignalSource::open()?;
         poll.registry().register(&mut SourceFd(&signals.as_raw_fd()), SIGNALS, Interest::READABLE)?;
-        Ok(EventLoop { poll, signals, began: Instant::now() })
+        Ok(EventLoop { poll, signals, clock })
     }
 
     /// The descriptors that must stay open.
     pub fn descriptors(&self) -> [i32; 2] {
         [self.poll.as_raw_fd(), self.signals.as_raw_fd()]
-    }
-
-    /// Time since the start.
-    pub fn now(&self) -> Time {
-        Time(self.began.elapsed())
     }
 
     /// Runs the service to its end.
@@ -67,7 +62,7 @@ impl EventLoop {
             for event in events.drain(..) {
                 self.hand_in(event, supervisor, effects);
             }
-            if supervisor.deadline().is_some_and(|deadline| deadline <= self.now()) {
+            if supervisor.deadline().is_some_and(|deadline| deadline <= self.clock.now()) {
                 self.hand_in(Event::Tick, supervisor, effects);
             }
         }
@@ -76,14 +71,14 @@ impl EventLoop {
     fn batch(&self, effects: &mut Effects, events: &mut Vec<Event>) {
         events.extend(effects.check_start());
         self.signals.drain(|received| events.extend(effects.signal_event(received)));
-        effects.reap(self.now(), events);
+        effects.reap(events);
     }
 
     fn hand_in(&self, event: Event, supervisor: &mut Supervisor, effects: &mut Effects) {
         let mut next = Some(event);
         while let Some(event) = next.take() {
             debug!(?event);
-            for action in supervisor.handle(self.now(), event) {
+            for action in supervisor.handle(self.clock.now(), event) {
                 // Only a start can fail at once, and it comes alone.
                 next = effects.perform(action).or(next);
             }
@@ -100,6 +95,6 @@ impl EventLoop {
     /// How long to sleep at the most. Rounded up to the millisecond, in which epoll counts, so as not to wake too early.
     fn patience(&self, supervisor: &Supervisor) -> Option<Duration> {
         let deadline = supervisor.deadline()?;
-        Some(self.now().until(deadline).min(Duration::from_secs(86_400)))
+        Some(self.clock.now().until(deadline).min(Duration::from_secs(86_400)))
     }
 }

@@ -58,7 +58,7 @@ pub mod supervisor;
 use cli::Asked;
 use config::Config;
 use containment::lineage::Lineage;
-use effects::Effects;
+use effects::{Clock, Effects};
 use event_loop::EventLoop;
 use process::descriptors;
 use process::signals::Inherited;
@@ -100,7 +100,8 @@ fn print(text: &str) -> u8 {
 }
 
 fn supervise(inherited: Inherited, config: Config) -> u8 {
-    let (lineage, mut events) = match (Lineage::enter(), EventLoop::open()) {
+    let clock = Clock::start();
+    let (lineage, mut events) = match (Lineage::enter(), EventLoop::open(clock)) {
         (Ok(lineage), Ok(events)) => (lineage, events),
         (Err(why), _) => return unable("become the process that orphans fall to (PR_SET_CHILD_SUBREAPER)", &why),
         (_, Err(why)) => return unable("open the sources of events (epoll, signalfd)", &why),
@@ -110,13 +111,13 @@ fn supervise(inherited: Inherited, config: Config) -> u8 {
     let mut report = find_report(&config);
     let terminal = Terminal::find();
     let policy = supervisor::Policy { job_control: terminal.has_job_control(), ..config.policy };
-    let mut effects = Effects::new(inherited, terminal, lineage, Plan::new(config.command), config.signal_map);
+    let mut effects = Effects::new(clock, inherited, terminal, lineage, Plan::new(config.command), config.signal_map);
     let ours = events.descriptors().into_iter().chain(report.as_ref().and_then(Destination::descriptor));
     ours.for_each(|descriptor| effects.keep(descriptor));
 
     let verdict = events.run(&mut Supervisor::new(policy), &mut effects);
 
-    let whole_time = events.now();
+    let whole_time = clock.now();
     let (outcome, lineage) = effects.finish();
     let (leftovers, unnamed) = lineage.into_leftovers().into_list();
     let kind = outcome.start_error.as_ref().map(|error| error.kind);

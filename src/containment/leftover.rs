@@ -1,7 +1,8 @@
 //! The leftovers by name: who was still alive after the main process ended, and what became of each.
 
 use crate::process::Pid;
-use crate::process::proc::{Process, Stat};
+use crate::process::names::Name;
+use crate::process::proc::Stat;
 use crate::signal::Signal;
 use crate::supervisor::exit::Exit;
 use std::collections::HashMap;
@@ -15,10 +16,8 @@ const MOST: usize = 16_384;
 pub struct Leftover {
     /// Who it was when it was first seen.
     pub stat: Stat,
-    /// Its real user id, if it was to be seen.
-    pub uid: Option<u32>,
-    /// Its arguments as they are, passwords and all; to be masked before anybody sees them.
-    pub arguments: Vec<String>,
+    /// Who it is beyond that; empty when it could not be read.
+    pub name: Name,
     /// The strongest signal that it was sent.
     pub told: Option<Signal>,
     /// Whether a signal to it was refused.
@@ -80,10 +79,7 @@ impl Leftovers {
     }
 
     /// Takes one down that is seen for the first time. Its number may have been another's, who must be gone then.
-    pub fn see(&mut self, process: &Process, stat: &Stat) {
-        if self.knows(stat) {
-            return;
-        }
+    pub fn add(&mut self, stat: &Stat, name: Name) {
         if let Some(mut former) = self.living.remove(&stat.pid) {
             former.fate = Fate::Ended(None);
             self.ended.push(former);
@@ -92,15 +88,20 @@ impl Leftovers {
             self.unnamed += 1;
             return;
         }
-        let leftover = Leftover {
-            stat: stat.clone(),
-            uid: process.uid(),
-            arguments: process.arguments(),
-            told: None,
-            denied: false,
-            fate: Fate::Alive,
-        };
+        let leftover = Leftover { stat: stat.clone(), name, told: None, denied: false, fate: Fate::Alive };
         self.living.insert(stat.pid, leftover);
+    }
+
+    /// Counts one that there is no time to name.
+    pub fn count(&mut self, pid: Pid) {
+        if !self.living.contains_key(&pid) {
+            self.unnamed += 1;
+        }
+    }
+
+    /// Those that are not known to have ended.
+    pub fn living(&self) -> impl Iterator<Item = &Leftover> {
+        self.living.values()
     }
 
     /// Notes that it was sent a signal.
@@ -108,6 +109,11 @@ impl Leftovers {
         if let Some(leftover) = self.living.get_mut(&pid) {
             leftover.told = Some(signal);
         }
+    }
+
+    /// Notes that all were sent a signal.
+    pub fn tell_all(&mut self, signal: Signal) {
+        self.living.values_mut().for_each(|leftover| leftover.told = Some(signal));
     }
 
     /// Notes that it may not be signalled.

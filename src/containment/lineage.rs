@@ -10,25 +10,29 @@
 //!
 //! # Killing
 //!
-//! The first passes kill what they see: direct children before anything is read about them, since a chain of processes
-//! that fork and exit is caught only by who is quicker. When passes keep finding newborns the births are stopped first:
-//! each member that is found is stopped (SIGSTOP: it keeps its place in the process table, which a bomb would fill again,
-//! and leaves the processors to us), until a look finds nobody new. After that one pass kills them all.
+//! A pass goes round and round without reaping: first the direct children, by number and before anything is read about
+//! them, since a chain of processes that fork and exit is caught only by who is quicker; then everything below. The dead
+//! keep their places in the process table and in RLIMIT_NPROC until they are reaped, so a fork bomb at its limit cannot
+//! fill the gaps; and who was sent SIGKILL makes no more children. A pass ends when a round finds nobody new, or after a
+//! number of rounds: chains leave many dead, and they have to be reaped in between.
 
 use super::leftover::Leftovers;
-use super::walk::{Finder, Member};
-use crate::process::Pid;
+use super::walk::Finder;
+use crate::process::proc::Process;
 use crate::process::proc::{Stat, Unusable};
 use crate::process::reap::Left;
+use crate::process::{Pid, names};
 use crate::signal::Signal;
 use crate::supervisor::exit::Exit;
 use std::collections::HashSet;
 use std::io;
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
 
-/// After this many passes that found newborns, births are stopped first.
-const PATIENT_PASSES: u32 = 2;
+/// How long names are read at the most. Within the rungs of the ladder, and long enough for ten thousand.
+const NAMING_TIME: Duration = Duration::from_millis(500);
 
-/// The most looks in one pass that stops births; the loop must get to reap in between.
+/// The most rounds in one pass.
 const MOST_ROUNDS: u32 = 16;
 
 /// Our own numbers.
@@ -51,7 +55,8 @@ pub struct Lineage {
     leftovers: Leftovers,
     /// Groups that were told to end as a whole. Who is found in one afterwards was born after that, and is told alone.
     told_groups: HashSet<Pid>,
-    passes_with_newborns: u32,
+    /// A fork bomb, or as good as one.
+    too_many_to_name: bool,
 }
 
 impl Lineage {
@@ -75,7 +80,7 @@ impl Lineage {
             service_group: None,
             leftovers: Leftovers::default(),
             told_groups: HashSet::new(),
-            passes_with_newborns: 0,
+            too_many_to_name: false,
         })
     }
 
@@ -122,105 +127,131 @@ impl Lineage {
     /// Sends a signal to the main process first and then to everything below it.
     pub fn signal_tree(&self, signal: Signal) {
         self.signal_main(signal);
-        self.finder.walk(&mut |member| {
+        let _ = self.finder.walk(&mut |member| {
             if self.main != Some(member.stat.pid) {
                 // Who is gone, or not ours to signal, is not who the others wait for.
                 let _ = member.process.signal(member.stat.pid, signal);
             }
+            ControlFlow::Continue(())
         });
     }
 
     /// Looks for leftovers; each that was not told yet gets SIGTERM, then SIGCONT, since one that is stopped takes the
-    /// first only after the second.
-    pub fn terminate_leftovers(&mut self) {
+    /// first only after the second. Breaks off at `until`: among the processes of a fork bomb we get little time.
+    pub fn terminate_leftovers(&mut self, until: Instant) {
         if let Err(why) = self.finder.proc() {
             return self.signal_blindly(why, &[Signal::TERM, Signal::CONT]);
         }
+        let untold = self.look(until);
         let told_before = self.told_groups.clone();
-        let Lineage { finder, leftovers, told_groups, ours, main, .. } = self;
-        finder.walk(&mut |member| {
-            let stat = &member.stat;
-            if *main == Some(stat.pid) || leftovers.knows(stat) && leftovers.told(stat.pid).is_some() {
+        for stat in &untold {
+            if Instant::now() >= until {
+                self.too_many_to_name = true;
                 return;
             }
-            leftovers.see(member.process, stat);
-            let whole = group_is_ours(stat, ours) && !told_before.contains(&stat.pgid);
-            if told_groups.contains(&stat.pgid) && !told_before.contains(&stat.pgid) {
-                leftovers.tell(stat.pid, Signal::TERM);
-            } else if whole {
-                told_groups.insert(stat.pgid);
-                leftovers.tell(stat.pid, Signal::TERM);
+            if self.told_groups.contains(&stat.pgid) && !told_before.contains(&stat.pgid) {
+                self.leftovers.tell(stat.pid, Signal::TERM);
+            } else if group_is_ours(stat, &self.ours) && !told_before.contains(&stat.pgid) {
+                self.told_groups.insert(stat.pgid);
+                self.leftovers.tell(stat.pid, Signal::TERM);
                 kill(-stat.pgid, Signal::TERM);
                 kill(-stat.pgid, Signal::CONT);
-            } else {
-                tell(leftovers, member, Signal::TERM);
-                let _ = member.process.signal(stat.pid, Signal::CONT);
+            } else if let Some(process) = self.finder.hold(stat) {
+                tell(&mut self.leftovers, stat.pid, &process, Signal::TERM);
+                let _ = process.signal(stat.pid, Signal::CONT);
             }
-        });
+        }
     }
 
-    /// Sends SIGKILL to all that is left of the tree, the main process included.
-    pub fn kill_tree(&mut self) {
+    /// Finds the leftovers that were told nothing yet, and takes them down by name, all of them before the first is
+    /// signalled: the dead have no name.
+    fn look(&mut self, until: Instant) -> Vec<Stat> {
+        let Lineage { finder, leftovers, main, .. } = self;
+        let mut untold = Vec::new();
+        let walked = finder.walk(&mut |member| {
+            let stat = member.stat;
+            if *main != Some(stat.pid) && (!leftovers.knows(stat) || leftovers.told(stat.pid).is_none()) {
+                untold.push(stat.clone());
+            }
+            go_on(until)
+        });
+        self.too_many_to_name |= walked.is_break();
+        self.name(&untold);
+        untold
+    }
+
+    fn name(&mut self, found: &[Stat]) {
+        let unknown: Vec<Stat> = found.iter().filter(|stat| !self.leftovers.knows(stat)).cloned().collect();
+        let Ok(proc) = self.finder.proc() else { return };
+        let mut names = names::read(proc, &unknown, NAMING_TIME);
+        for stat in &unknown {
+            self.leftovers.add(stat, names.remove(&stat.pid).unwrap_or_default());
+        }
+    }
+
+    /// Sends SIGKILL to all that is left of the tree, the main process included. Breaks off at `until`.
+    pub fn kill_tree(&mut self, until: Instant) {
         if let Err(why) = self.finder.proc() {
             return self.signal_blindly(why, &[Signal::KILL]);
         }
-        if self.passes_with_newborns >= PATIENT_PASSES {
-            self.stop_births();
-        } else {
-            self.kill_direct_children();
+        if !self.too_many_to_name {
+            self.look(until);
+            // Whoever is born from now on is of a kind that is not worth the time that its name would take.
+            self.too_many_to_name = true;
         }
-        let newborns = self.kill_members();
         if self.finder.is_init() {
-            kill(-1, Signal::KILL);
+            self.leftovers.tell_all(Signal::KILL);
+            return kill(-1, Signal::KILL);
         }
-        self.passes_with_newborns += u32::from(newborns);
-    }
-
-    /// Direct children are safe by number, and whoever is about to fork and exit is caught only by being quick.
-    fn kill_direct_children(&self) {
-        for pid in self.finder.children() {
-            if !self.finder.strangers().contains(&pid) {
-                kill(pid, Signal::KILL);
-            }
-        }
-    }
-
-    /// One pass over everything. True when it met somebody unknown.
-    fn kill_members(&mut self) -> bool {
-        let Lineage { finder, leftovers, ours, main, .. } = self;
-        let mut killed_groups = HashSet::new();
-        let mut newborns = false;
-        finder.walk(&mut |member| {
-            let stat = &member.stat;
-            if *main != Some(stat.pid) {
-                newborns |= !leftovers.knows(stat);
-                leftovers.see(member.process, stat);
-            }
-            if group_is_ours(stat, ours) && killed_groups.insert(stat.pgid) {
-                kill(-stat.pgid, Signal::KILL);
-            }
-            // Also where the group was told: success of a signal to a group hides who refused it.
-            tell(leftovers, member, Signal::KILL);
-        });
-        newborns
-    }
-
-    /// Stops everything that is found until a look finds nobody new.
-    fn stop_births(&mut self) {
-        let Lineage { finder, leftovers, .. } = self;
-        let mut held = HashSet::new();
+        self.kill_groups();
+        let mut killed = HashSet::new();
         for _ in 0..MOST_ROUNDS {
-            let before = held.len();
-            finder.walk(&mut |member| {
-                if held.insert((member.stat.pid, member.stat.start)) {
-                    let _ = member.process.signal(member.stat.pid, Signal::STOP);
-                    leftovers.see(member.process, &member.stat);
-                }
-            });
-            if held.len() == before {
+            let before = killed.len();
+            self.kill_direct_children(&mut killed);
+            let culled = self.kill_below(&mut killed, until);
+            if killed.len() == before || culled.is_break() {
                 return;
             }
         }
+    }
+
+    /// Groups as a whole first: that is atomic against fork.
+    fn kill_groups(&mut self) {
+        let known = self.leftovers.living().filter(|leftover| group_is_ours(&leftover.stat, &self.ours));
+        let mut groups: HashSet<Pid> = known.map(|leftover| leftover.stat.pgid).collect();
+        groups.extend(self.service_group);
+        groups.extend(&self.told_groups);
+        for group in groups {
+            if has_child_in_group(group) {
+                kill(-group, Signal::KILL);
+            }
+        }
+    }
+
+    /// Direct children are safe by number, also those that are dead and not reaped.
+    fn kill_direct_children(&mut self, killed: &mut HashSet<Pid>) {
+        for pid in self.finder.children() {
+            if !self.finder.strangers().contains(&pid) && killed.insert(pid) {
+                if self.main != Some(pid) {
+                    self.leftovers.count(pid);
+                }
+                match send(pid, Signal::KILL) {
+                    Err(libc::EPERM) => self.leftovers.deny(pid),
+                    _ => self.leftovers.tell(pid, Signal::KILL),
+                }
+            }
+        }
+    }
+
+    fn kill_below(&mut self, killed: &mut HashSet<Pid>, until: Instant) -> ControlFlow<()> {
+        let Lineage { finder, leftovers, .. } = self;
+        finder.cull(&mut |pid, process| {
+            if killed.insert(pid) {
+                leftovers.count(pid);
+                tell(leftovers, pid, process, Signal::KILL);
+            }
+            go_on(until)
+        })
     }
 
     /// Without a `/proc` to find members in: as PID 1 everything in the namespace is ours; else the service's own group
@@ -239,11 +270,17 @@ impl Lineage {
 
     /// Takes down who is left. An unreaped zombie counts: somebody who traces it holds it.
     pub fn name_survivors(&mut self) {
-        let Lineage { finder, leftovers, .. } = self;
-        finder.walk(&mut |member| {
-            leftovers.see(member.process, &member.stat);
-            leftovers.survived(member.stat.pid, member.stat.state, member.process.wchan());
+        let until = Instant::now() + NAMING_TIME;
+        let mut left = Vec::new();
+        let _ = self.finder.walk(&mut |member| {
+            left.push((member.stat.clone(), member.process.wchan()));
+            go_on(until)
         });
+        let stats: Vec<Stat> = left.iter().map(|(stat, _)| stat.clone()).collect();
+        self.name(&stats);
+        for (stat, wchan) in left {
+            self.leftovers.survived(stat.pid, stat.state, wchan);
+        }
     }
 
     /// Everyone who was left, for the report.
@@ -264,9 +301,12 @@ fn group_is_ours(stat: &Stat, ours: &Ours) -> bool {
     (proven || ours.pid == 1) && stat.pgid > 1 && stat.pgid != ours.group
 }
 
-fn tell(leftovers: &mut Leftovers, member: &Member<'_>, signal: Signal) {
-    let pid = member.stat.pid;
-    match member.process.signal(pid, signal) {
+fn go_on(until: Instant) -> ControlFlow<()> {
+    if Instant::now() < until { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+}
+
+fn tell(leftovers: &mut Leftovers, pid: Pid, process: &Process, signal: Signal) {
+    match process.signal(pid, signal) {
         Ok(()) => leftovers.tell(pid, signal),
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => leftovers.deny(pid),
         // Gone meanwhile: what was wanted.
@@ -274,17 +314,23 @@ fn tell(leftovers: &mut Leftovers, member: &Member<'_>, signal: Signal) {
     }
 }
 
-/// The one place that signals by number. The number is a direct child that is not reaped, a group that such a child is
-/// in, or, as PID 1, everybody.
+/// Signals by number where nothing has to be known of the failure: it is seen by the next look, and of a group success would
+/// prove nothing either.
 fn kill(target: Pid, signal: Signal) {
+    let _ = send(target, signal);
+}
+
+/// The one place that signals by number. The number is a direct child that is not reaped, a group that such a child is
+/// in, or, as PID 1, everybody. Never our own group, never PID 1. Gives the errno.
+fn send(target: Pid, signal: Signal) -> Result<(), i32> {
     let everybody_of_ours = target == -1 && nix::unistd::getpid().as_raw() == 1;
     let ourselves = target.abs() <= 1 || target == -nix::unistd::getpgrp().as_raw();
     if ourselves && !everybody_of_ours {
-        return;
+        return Err(libc::EPERM);
     }
-    // SAFETY: kill takes any number; see above for whose this is. Its failure is seen by the next look: a group's success
-    // would prove nothing either.
-    unsafe { libc::kill(target, signal.number()) };
+    // SAFETY: kill takes any number; see above for whose this is.
+    let sent = unsafe { libc::kill(target, signal.number()) };
+    if sent == 0 { Ok(()) } else { Err(io::Error::last_os_error().raw_os_error().unwrap_or(0)) }
 }
 
 /// ESRCH of a signal to everybody: as PID 1 the kernel counts all others in the namespace for it, zombies included.

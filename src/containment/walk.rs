@@ -10,6 +10,11 @@ use crate::process::proc::{Proc, Process, Stat, Unusable};
 use crate::process::reap;
 use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::ops::ControlFlow;
+
+/// How many directories are held open at once at the most, of those that wait and of those in hand each: a limit on open
+/// files is 1,024 by habit.
+const MOST_HELD: usize = 128;
 
 /// Finds the members of the tree.
 #[derive(Debug)]
@@ -27,7 +32,7 @@ pub(super) struct Finder {
 #[derive(Debug)]
 pub(super) struct Member<'a> {
     pub(super) process: &'a Process,
-    pub(super) stat: Stat,
+    pub(super) stat: &'a Stat,
 }
 
 impl Finder {
@@ -69,6 +74,12 @@ impl Finder {
         listed.unwrap_or_else(|| self.scan().remove(&self.us).unwrap_or_default())
     }
 
+    /// Takes hold of a process again that was seen before, if it is still there.
+    pub(super) fn hold(&self, seen: &Stat) -> Option<Process> {
+        let (process, stat) = hold(self.proc().ok()?, seen.pid)?;
+        (stat.start == seen.start && (stat.ppid == seen.ppid || stat.ppid == self.us)).then_some(process)
+    }
+
     /// True when every child of ours that lives was there before the service.
     pub(super) fn only_strangers_left(&self) -> bool {
         !self.strangers.is_empty() && {
@@ -77,29 +88,30 @@ impl Finder {
         }
     }
 
-    /// Hands every living member to `visit`, parents before their children.
-    pub(super) fn walk(&self, visit: &mut dyn FnMut(&Member<'_>)) {
-        let Ok(proc) = self.proc() else { return };
-        if self.is_init {
-            self.walk_namespace(proc, visit);
-        } else {
-            self.walk_lineage(proc, visit);
+    /// Hands every living member to `visit`, parents before their children, until that breaks the walk off. A member's
+    /// children are read after its visit: who was sent SIGKILL adds no more to them.
+    pub(super) fn walk(&self, visit: &mut dyn FnMut(&Member<'_>) -> ControlFlow<()>) -> ControlFlow<()> {
+        match self.proc() {
+            Err(_) => ControlFlow::Continue(()),
+            Ok(proc) if self.is_init => self.walk_namespace(proc, visit),
+            Ok(proc) => self.walk_lineage(proc, visit),
         }
     }
 
     /// As PID 1 all that we can see is ours, also what entered from outside and is nobody's child here.
-    fn walk_namespace(&self, proc: &Proc, visit: &mut dyn FnMut(&Member<'_>)) {
+    fn walk_namespace(&self, proc: &Proc, visit: &mut dyn FnMut(&Member<'_>) -> ControlFlow<()>) -> ControlFlow<()> {
         for pid in proc.all().unwrap_or_default() {
             if pid == self.us {
                 continue;
             }
             if let Some((process, stat)) = hold(proc, pid).filter(|(_, stat)| !stat.is_zombie()) {
-                visit(&Member { process: &process, stat });
+                visit(&Member { process: &process, stat: &stat })?;
             }
         }
+        ControlFlow::Continue(())
     }
 
-    fn walk_lineage(&self, proc: &Proc, visit: &mut dyn FnMut(&Member<'_>)) {
+    fn walk_lineage(&self, proc: &Proc, visit: &mut dyn FnMut(&Member<'_>) -> ControlFlow<()>) -> ControlFlow<()> {
         let mut scan = None;
         let mut children_of = |process: &Process, stat: &Stat| {
             process.children(stat).unwrap_or_else(|_| {
@@ -107,7 +119,7 @@ impl Finder {
                 scan.get(&stat.pid).cloned().unwrap_or_default()
             })
         };
-        let Some((us, our_stat)) = hold(proc, self.us) else { return };
+        let Some((us, our_stat)) = hold(proc, self.us) else { return ControlFlow::Continue(()) };
         let first = children_of(&us, &our_stat).into_iter().filter(|pid| !self.strangers.contains(pid)).collect();
         let mut queue: VecDeque<(Pid, u64, Vec<Pid>)> = VecDeque::from([(self.us, our_stat.start, first)]);
         let mut seen = HashSet::new();
@@ -121,13 +133,47 @@ impl Finder {
                 if !ours || stat.is_zombie() || !seen.insert((pid, stat.start)) {
                     continue;
                 }
+                visit(&Member { process: &process, stat: &stat })?;
                 let below = children_of(&process, &stat);
                 if !below.is_empty() {
                     queue.push_back((pid, stat.start, below));
                 }
-                visit(&Member { process: &process, stat });
             }
         }
+        ControlFlow::Continue(())
+    }
+
+    /// Hands everything below our direct children to `visit`, at the least price: no `stat` is read. The direct children
+    /// must not be reaped meanwhile.
+    ///
+    /// A number in the list of a held parent stands for a child of that parent at that moment. Its directory is opened, then
+    /// the list is read again: if the number is still in it, the directory is the child's, or that of a process that is
+    /// gone since, and a signal to it reaches nobody.
+    pub(super) fn cull(&self, visit: &mut dyn FnMut(Pid, &Process) -> ControlFlow<()>) -> ControlFlow<()> {
+        let Ok(proc) = self.proc() else { return ControlFlow::Continue(()) };
+        for direct in self.children() {
+            if self.strangers.contains(&direct) {
+                continue;
+            }
+            let Ok(process) = proc.process(direct) else { continue };
+            let mut queue = VecDeque::from([(direct, process)]);
+            while let Some((parent, holder)) = queue.pop_front() {
+                let listed = holder.children_of_leader(parent).unwrap_or_default();
+                for some in listed.chunks(MOST_HELD) {
+                    let held: Vec<_> = some.iter().filter_map(|pid| Some((*pid, proc.process(*pid).ok()?))).collect();
+                    let again: HashSet<Pid> =
+                        holder.children_of_leader(parent).unwrap_or_default().into_iter().collect();
+                    for (pid, process) in held.into_iter().filter(|(pid, _)| again.contains(pid)) {
+                        visit(pid, &process)?;
+                        // Who is not descended into falls to us when its parents are gone.
+                        if queue.len() < MOST_HELD {
+                            queue.push_back((pid, process));
+                        }
+                    }
+                }
+            }
+        }
+        ControlFlow::Continue(())
     }
 
     /// Parent to children, from every `stat` that can be read: the slow way, without CONFIG_PROC_CHILDREN.

@@ -15,6 +15,9 @@ use std::os::unix::ffi::OsStringExt;
 /// statfs(2): the file system is procfs.
 const PROC_SUPER_MAGIC: u64 = 0x9fa0;
 
+/// What one read takes at the least; a page, which is what the kernel gives at once for most of these files.
+const PIECE: usize = 4096;
+
 /// A `/proc` that shows our own pid namespace.
 #[derive(Debug)]
 pub struct Proc {
@@ -118,8 +121,7 @@ impl Process {
     /// ENOENT when the kernel has no such file (CONFIG_PROC_CHILDREN); ESRCH when the process is gone.
     pub fn children(&self, stat: &Stat) -> io::Result<Vec<Pid>> {
         if stat.threads <= 1 {
-            let path = CString::new(format!("task/{}/children", stat.pid))?;
-            return self.read(&path).map(|text| parse_numbers(&text));
+            return self.children_of_leader(stat.pid);
         }
         let mut children = Vec::new();
         for thread in numbers_in(&self.directory, c"task")? {
@@ -134,14 +136,18 @@ impl Process {
         Ok(children)
     }
 
-    /// Its arguments; none when it gave up its memory already.
-    pub fn arguments(&self) -> Vec<String> {
-        let bytes = self.read(c"cmdline").unwrap_or_default();
-        let bytes = bytes.strip_suffix(&[0]).unwrap_or(&bytes);
-        if bytes.is_empty() {
-            return vec![];
-        }
-        bytes.split(|byte| *byte == 0).map(|argument| String::from_utf8_lossy(argument).into_owned()).collect()
+    /// The children of its leader thread: enough to go on from, at the price of one file.
+    ///
+    /// # Errors
+    /// As `children`.
+    pub fn children_of_leader(&self, pid: Pid) -> io::Result<Vec<Pid>> {
+        let path = CString::new(format!("task/{pid}/children"))?;
+        self.read(&path).map(|text| parse_numbers(&text))
+    }
+
+    /// Its arguments, each ended by a NUL. Waits for the lock on the process's memory map: see `names`.
+    pub(super) fn command_line(&self) -> Vec<u8> {
+        self.read(c"cmdline").unwrap_or_default()
     }
 
     /// The real user id; nothing when it is hidden or gone.
@@ -189,12 +195,29 @@ impl Process {
 
     /// True while it is not reaped.
     pub fn exists(&self) -> bool {
-        self.read(c"stat").is_ok()
+        let null = std::ptr::null::<libc::siginfo_t>();
+        // SAFETY: signal 0 asks only.
+        let asked = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, self.directory.as_raw_fd(), 0, null, 0) };
+        // Whoever may not be signalled exists; whether the call is there at all is asked of stat.
+        asked == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH) && self.read(c"stat").is_ok()
     }
 
+    /// A whole file. Read in large pieces: the kernel makes these texts anew for each, and knows no size beforehand for
+    /// which the standard library could ask.
     fn read(&self, name: &CStr) -> io::Result<Vec<u8>> {
-        let mut text = Vec::new();
-        File::from(open_at(self.directory.as_raw_fd(), name, libc::O_RDONLY)?).read_to_end(&mut text)?;
+        let mut file = File::from(open_at(self.directory.as_raw_fd(), name, libc::O_RDONLY)?);
+        let mut text = vec![0; PIECE];
+        let mut length = 0;
+        loop {
+            match file.read(&mut text[length..])? {
+                0 => break,
+                more => length += more,
+            }
+            if text.len() - length < PIECE / 2 {
+                text.resize(text.len() * 2, 0);
+            }
+        }
+        text.truncate(length);
         Ok(text)
     }
 }

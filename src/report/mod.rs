@@ -113,7 +113,7 @@ impl From<&Leftover> for LeftoverFields {
             ppid: leftover.stat.ppid,
             pgid: leftover.stat.pgid,
             sid: leftover.stat.sid,
-            uid: leftover.uid,
+            uid: leftover.name.uid,
             command: name(leftover),
             ended: ended(leftover),
             exit,
@@ -126,10 +126,10 @@ impl From<&Leftover> for LeftoverFields {
 
 /// Its command line; its name in brackets, as `ps` has it, when it gave its memory up.
 fn name(leftover: &Leftover) -> String {
-    if leftover.arguments.is_empty() {
+    if leftover.name.arguments.is_empty() {
         return mask::command_line(&[format!("[{}]", leftover.stat.comm)]);
     }
-    mask::command_line(&leftover.arguments)
+    mask::command_line(&leftover.name.arguments)
 }
 
 fn ended(leftover: &Leftover) -> String {
@@ -204,7 +204,7 @@ impl Run {
             .iter()
             .filter_map(|one| match &one.fate {
                 Fate::Survived { state, wchan } => {
-                    let uid = one.uid.map_or_else(|| "?".to_owned(), |uid| uid.to_string());
+                    let uid = one.name.uid.map_or_else(|| "?".to_owned(), |uid| uid.to_string());
                     let wchan = wchan.as_ref().map(|wchan| format!(", waiting in {wchan}")).unwrap_or_default();
                     let denied = if one.denied { ", not permitted to signal it" } else { "" };
                     Some(format!("{} (pid {}, state {state}, uid {uid}{wchan}{denied})", name(one), one.stat.pid))

@@ -12,6 +12,10 @@
 //! done. `tests/it/house.rs` greps for it.
 
 pub mod exit;
+#[cfg(test)]
+mod invariants;
+#[cfg(test)]
+mod scripts;
 mod service;
 #[cfg(test)]
 mod world;
@@ -108,10 +112,10 @@ pub enum Action {
     Suspend,
     /// Let the service go on, in the foreground if that is where we are.
     Resume,
-    /// Look for leftovers; send SIGTERM, then SIGCONT, to each that has not had it yet.
-    TerminateLeftovers,
-    /// Look for what is left of the tree; send SIGKILL to all of it.
-    KillTree,
+    /// Look for leftovers; send SIGTERM, then SIGCONT, to each that has not had it yet. Break off at this time.
+    TerminateLeftovers(Time),
+    /// Look for what is left of the tree; send SIGKILL to all of it. Break off at this time.
+    KillTree(Time),
     /// Take down by name what is left of the tree.
     NameSurvivors,
     /// The end of the program.
@@ -125,7 +129,7 @@ pub struct Verdict {
     pub exit: Option<Exit>,
     /// Whether the command was executed.
     pub started: bool,
-    /// The signal that asked for the stop, if one did.
+    /// The signal that asked for the stop, if one did before the main process ended.
     pub stop: Option<Signal>,
     /// Whether the run was over its time.
     pub timed_out: bool,

@@ -23,6 +23,10 @@ const SECOND_REQUEST_AFTER: Duration = Duration::from_secs(1);
 /// Two looks for newborns are at least this far apart, so that a slow death of many is not a walk for each.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
 
+/// How many times over the kill timeout is given while the killing gets on: the dead of a large tree, or of a fork bomb, are
+/// a long time in going, and a chain of processes that fork and exit dies without end.
+const MOST_PATIENCE: u32 = 12;
+
 /// The longest pause between two looks: a newborn below a leftover that goes on tells nobody of its birth, so with
 /// doubling pauses we look.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
@@ -45,7 +49,10 @@ pub(super) enum State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rung {
     Terminate,
-    Kill,
+    /// Patience begins anew with each death, but is at an end at last.
+    Kill {
+        at_last: Time,
+    },
 }
 
 impl State {
@@ -100,14 +107,15 @@ impl Supervisor {
                 self.signal_while_emptying(now, received, wanted)
             }
 
-            (State::Up, Event::MainStopped) => self.suspend(),
+            // Before the command is executed, too: the key reaches what will be the service.
+            (State::Starting | State::Up, Event::MainStopped) => self.suspend(),
 
             (State::Starting | State::Up, Event::Tick) => self.check_run_time(now),
             (State::Stopping { until, killed }, Event::Tick) => self.check_stop(now, until, killed),
             (State::Emptying { .. }, Event::Tick) => self.advance(now),
 
             (State::Emptying { .. }, Event::TreeChanged) => {
-                self.look_soon(now);
+                self.note_death(now);
                 self.advance(now)
             }
             (State::Emptying { .. }, Event::TreeEmpty) => self.end(),
@@ -130,8 +138,8 @@ impl Supervisor {
             | (State::Up, Event::Started) => vec![],
             // Orphans of a running service come and go.
             (State::Starting | State::Up | State::Stopping { .. }, Event::TreeChanged | Event::TreeEmpty) => vec![],
-            // What is on its way out is not kept stopped, and what is not started yet has no terminal.
-            (State::Starting | State::Stopping { .. } | State::Emptying { .. }, Event::MainStopped) => vec![],
+            // The way out is not held up: its deadlines go on.
+            (State::Stopping { .. } | State::Emptying { .. }, Event::MainStopped) => vec![],
         }
     }
 
@@ -199,21 +207,22 @@ impl Supervisor {
     }
 
     fn signal_while_stopping(&mut self, now: Time, received: Signal, wanted: Signal) -> Vec<Action> {
-        if !is_a_stop(received, wanted) {
-            return self.forward(wanted);
+        if is_a_stop(received, wanted) {
+            self.verdict.stop.get_or_insert(received);
+            return if self.is_second_request(now) { self.kill(now) } else { vec![] };
         }
-        if self.is_second_request(now, received) { self.kill(now) } else { vec![] }
+        // Stopped, it could not do what it was asked for.
+        if wanted.stops_a_process() { vec![] } else { self.forward(wanted) }
     }
 
     fn signal_while_emptying(&mut self, now: Time, received: Signal, wanted: Signal) -> Vec<Action> {
         let State::Emptying { rung, .. } = self.state else { return vec![] };
-        let impatient = is_a_stop(received, wanted) && self.is_second_request(now, received);
+        let impatient = is_a_stop(received, wanted) && self.is_second_request(now);
         if impatient && rung == Rung::Terminate { self.kill(now) } else { vec![] }
     }
 
     /// Notes the first request, and says whether this one is a second.
-    fn is_second_request(&mut self, now: Time, received: Signal) -> bool {
-        self.verdict.stop.get_or_insert(received);
+    fn is_second_request(&mut self, now: Time) -> bool {
         let first = *self.stop_asked_at.get_or_insert(now);
         first.until(now) >= SECOND_REQUEST_AFTER
     }
@@ -223,8 +232,9 @@ impl Supervisor {
             return vec![];
         }
         if killed {
-            // SIGKILL did not end it within the time: see to the others, then name it.
-            return self.kill(now);
+            // SIGKILL did not end it: see to the others, who may still do as they are asked, and name it in the end.
+            self.empty(now);
+            return self.advance(now);
         }
         self.state = State::Stopping { until: now.after(self.policy.kill_timeout), killed: true };
         vec![Action::Signal(Target::Main, Signal::KILL)]
@@ -243,23 +253,29 @@ impl Supervisor {
     }
 
     fn kill(&mut self, now: Time) -> Vec<Action> {
+        let patience = self.policy.kill_timeout;
+        let at_last = now.after(patience.saturating_mul(MOST_PATIENCE));
         self.state = State::Emptying {
-            rung: Rung::Kill,
-            until: now.after(self.policy.kill_timeout),
+            rung: Rung::Kill { at_last },
+            until: now.after(patience),
             look_at: now.after(SHORTEST_PAUSE),
             pause: SHORTEST_PAUSE,
         };
-        vec![Action::KillTree]
+        // A pass over a fork bomb is not broken off while it finds more to kill: reaping in between would make room for it.
+        vec![Action::KillTree(at_last)]
     }
 
     /// A death may have brought orphans: the next look is due soon, when killing at once.
-    fn look_soon(&mut self, now: Time) {
-        if let State::Emptying { rung, look_at, .. } = &mut self.state {
-            let soon = match rung {
-                Rung::Terminate => now.after(SHORTEST_PAUSE),
-                Rung::Kill => now,
-            };
-            *look_at = soon.min(*look_at);
+    fn note_death(&mut self, now: Time) {
+        let patience = now.after(self.policy.kill_timeout);
+        if let State::Emptying { rung, until, look_at, .. } = &mut self.state {
+            match *rung {
+                Rung::Terminate => *look_at = now.after(SHORTEST_PAUSE).min(*look_at),
+                Rung::Kill { at_last } => {
+                    *look_at = now;
+                    *until = patience.min(at_last);
+                }
+            }
         }
     }
 
@@ -269,7 +285,7 @@ impl Supervisor {
         if now >= until {
             return match rung {
                 Rung::Terminate => self.kill(now),
-                Rung::Kill => self.give_up(),
+                Rung::Kill { .. } => self.give_up(),
             };
         }
         if now < look_at {
@@ -278,8 +294,8 @@ impl Supervisor {
         let next = pause.saturating_mul(2).min(LONGEST_PAUSE);
         self.state = State::Emptying { rung, until, look_at: now.after(pause), pause: next };
         match rung {
-            Rung::Terminate => vec![Action::TerminateLeftovers],
-            Rung::Kill => vec![Action::KillTree],
+            Rung::Terminate => vec![Action::TerminateLeftovers(until)],
+            Rung::Kill { at_last } => vec![Action::KillTree(at_last)],
         }
     }
 
