@@ -6,7 +6,7 @@ use crate::process::descriptors;
 use crate::process::reap::{Change, Left, reap};
 use crate::process::signals::{Inherited, Received};
 use crate::process::spawn::{Plan, Progress, StartError, spawn};
-use crate::process::terminal::{Placement, Terminal};
+use crate::process::terminal::Terminal;
 use crate::signal::Signal;
 use crate::supervisor::exit::Exit;
 use crate::supervisor::{Action, Event, Target, Time, Verdict};
@@ -132,7 +132,7 @@ impl Effects {
         let placement = self.terminal.placement();
         match spawn(plan, &self.inherited, placement) {
             Ok(spawned) => {
-                self.lineage.started(spawned.pid, placement != Placement::OurGroup);
+                self.lineage.started(spawned.pid, placement);
                 self.main = Some(spawned.pid);
                 self.outcome.pid = Some(spawned.pid);
                 self.progress = Some(spawned.progress);

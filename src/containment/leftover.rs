@@ -92,6 +92,17 @@ impl Leftovers {
         self.living.insert(stat.pid, leftover);
     }
 
+    /// Gives those that still have one the name that they have now.
+    pub fn rename(&mut self, names: HashMap<Pid, Name>) {
+        for (pid, name) in names {
+            if let Some(leftover) = self.living.get_mut(&pid)
+                && !name.arguments.is_empty()
+            {
+                leftover.name = name;
+            }
+        }
+    }
+
     /// Counts one that there is no time to name.
     pub fn count(&mut self, pid: Pid) {
         if !self.living.contains_key(&pid) {

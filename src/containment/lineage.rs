@@ -21,6 +21,7 @@ use super::walk::Finder;
 use crate::process::proc::Process;
 use crate::process::proc::{Stat, Unusable};
 use crate::process::reap::Left;
+use crate::process::terminal::Placement;
 use crate::process::{Pid, names};
 use crate::signal::Signal;
 use crate::supervisor::exit::Exit;
@@ -69,13 +70,14 @@ impl Lineage {
         if unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) } != 0 {
             return Err(io::Error::last_os_error());
         }
+        let ours = Ours {
+            pid: nix::unistd::getpid().as_raw(),
+            group: nix::unistd::getpgrp().as_raw(),
+            session: nix::unistd::getsid(None).map_or(0, nix::unistd::Pid::as_raw),
+        };
         Ok(Lineage {
-            finder: Finder::new(),
-            ours: Ours {
-                pid: nix::unistd::getpid().as_raw(),
-                group: nix::unistd::getpgrp().as_raw(),
-                session: nix::unistd::getsid(None).map_or(0, nix::unistd::Pid::as_raw),
-            },
+            finder: Finder::new(ours.pid, ours.session),
+            ours,
             main: None,
             service_group: None,
             leftovers: Leftovers::default(),
@@ -84,10 +86,11 @@ impl Lineage {
         })
     }
 
-    /// Takes the main process in; `own_group` says whether it leads a group of its own.
-    pub fn started(&mut self, main: Pid, own_group: bool) {
+    /// Takes the main process in, which is or will be where it was placed.
+    pub fn started(&mut self, main: Pid, placement: Placement) {
         self.main = Some(main);
-        self.service_group = own_group.then_some(main);
+        self.service_group = (placement != Placement::OurGroup).then_some(main);
+        self.finder.started(main, placement == Placement::OwnSession);
     }
 
     /// Notes that a direct child ended and was reaped.
@@ -95,7 +98,7 @@ impl Lineage {
         if self.main == Some(pid) {
             self.main = None;
         }
-        self.finder.forget_stranger(pid);
+        self.finder.reaped(pid);
         self.leftovers.reaped(pid, exit);
     }
 
@@ -144,22 +147,36 @@ impl Lineage {
         }
         let untold = self.look(until);
         let told_before = self.told_groups.clone();
-        for stat in &untold {
+        let mut told_by_group = Vec::new();
+        for stat in untold {
             if Instant::now() >= until {
                 self.too_many_to_name = true;
                 return;
             }
-            if self.told_groups.contains(&stat.pgid) && !told_before.contains(&stat.pgid) {
+            let new_group = !told_before.contains(&stat.pgid);
+            if new_group && (self.told_groups.contains(&stat.pgid) || group_is_ours(&stat, &self.ours)) {
                 self.leftovers.tell(stat.pid, Signal::TERM);
-            } else if group_is_ours(stat, &self.ours) && !told_before.contains(&stat.pgid) {
-                self.told_groups.insert(stat.pgid);
-                self.leftovers.tell(stat.pid, Signal::TERM);
-                kill(-stat.pgid, Signal::TERM);
-                kill(-stat.pgid, Signal::CONT);
-            } else if let Some(process) = self.finder.hold(stat) {
-                tell(&mut self.leftovers, stat.pid, &process, Signal::TERM);
-                let _ = process.signal(stat.pid, Signal::CONT);
+                if self.told_groups.insert(stat.pgid) {
+                    kill(-stat.pgid, Signal::TERM);
+                    kill(-stat.pgid, Signal::CONT);
+                }
+                told_by_group.push(stat);
+            } else {
+                self.terminate(&stat);
             }
+        }
+        for stat in told_by_group {
+            if self.finder.hold(&stat).is_some_and(|(_, now)| now.pgid != stat.pgid) {
+                // It left the group before the signal came to that.
+                self.terminate(&stat);
+            }
+        }
+    }
+
+    fn terminate(&mut self, seen: &Stat) {
+        if let Some((process, _)) = self.finder.hold(seen) {
+            tell(&mut self.leftovers, seen.pid, &process, Signal::TERM);
+            let _ = process.signal(seen.pid, Signal::CONT);
         }
     }
 
@@ -189,6 +206,13 @@ impl Lineage {
         }
     }
 
+    /// Who was seen between its fork and its exec had the name of its parent.
+    fn name_again(&mut self) {
+        let living: Vec<Stat> = self.leftovers.living().map(|leftover| leftover.stat.clone()).collect();
+        let Ok(proc) = self.finder.proc() else { return };
+        self.leftovers.rename(names::read(proc, &living, NAMING_TIME));
+    }
+
     /// Sends SIGKILL to all that is left of the tree, the main process included. Breaks off at `until`.
     pub fn kill_tree(&mut self, until: Instant) {
         if let Err(why) = self.finder.proc() {
@@ -196,6 +220,7 @@ impl Lineage {
         }
         if !self.too_many_to_name {
             self.look(until);
+            self.name_again();
             // Whoever is born from now on is of a kind that is not worth the time that its name would take.
             self.too_many_to_name = true;
         }
@@ -231,7 +256,7 @@ impl Lineage {
     /// Direct children are safe by number, also those that are dead and not reaped.
     fn kill_direct_children(&mut self, killed: &mut HashSet<Pid>) {
         for pid in self.finder.children() {
-            if !self.finder.strangers().contains(&pid) && killed.insert(pid) {
+            if killed.insert(pid) {
                 if self.main != Some(pid) {
                     self.leftovers.count(pid);
                 }

@@ -11,4 +11,5 @@
 
 pub mod leftover;
 pub mod lineage;
+mod strangers;
 mod walk;

@@ -5,6 +5,7 @@
 //! stranger in. What the walk misses (a birth behind its back, an orphan that moved) falls to us sooner or later, and
 //! the next walk finds it: nothing here proves that nobody is left.
 
+use super::strangers::Strangers;
 use crate::process::Pid;
 use crate::process::proc::{Proc, Process, Stat, Unusable};
 use crate::process::reap;
@@ -23,8 +24,7 @@ pub(super) struct Finder {
     us: Pid,
     /// Whether everything in the pid namespace is ours.
     is_init: bool,
-    /// Children that were ours before the service was: a shell that had some and then became us by exec.
-    strangers: HashSet<Pid>,
+    strangers: Strangers,
     proc: OnceCell<Result<Proc, Unusable>>,
 }
 
@@ -37,28 +37,34 @@ pub(super) struct Member<'a> {
 
 impl Finder {
     /// Looks around before anything is started.
-    pub(super) fn new() -> Finder {
-        let us = nix::unistd::getpid().as_raw();
+    pub(super) fn new(us: Pid, our_session: Pid) -> Finder {
         let is_init = us == 1;
-        let mut finder = Finder { us, is_init, strangers: HashSet::new(), proc: OnceCell::new() };
+        let mut finder = Finder { us, is_init, strangers: Strangers::default(), proc: OnceCell::new() };
         // ECHILD, the usual answer, costs one call.
         if !is_init && reap::has_children() {
-            finder.strangers = finder.children().into_iter().collect();
+            finder.strangers = Strangers::new(us, our_session, finder.all_children());
         }
         finder
+    }
+
+    /// The main process was made.
+    pub(super) fn started(&mut self, main: Pid, own_session: bool) {
+        if self.strangers.ever()
+            && let Some((_, stat)) = self.proc().ok().and_then(|proc| hold(proc, main))
+        {
+            self.strangers.service_is(&stat, own_session);
+        }
+        // Opened again when it is needed: what is open now is closed with all that the service has inherited.
+        self.proc.take();
     }
 
     pub(super) fn is_init(&self) -> bool {
         self.is_init
     }
 
-    pub(super) fn strangers(&self) -> &HashSet<Pid> {
-        &self.strangers
-    }
-
-    /// A reaped stranger's number may come back as somebody of the tree.
-    pub(super) fn forget_stranger(&mut self, pid: Pid) {
-        self.strangers.remove(&pid);
+    /// A direct child was reaped.
+    pub(super) fn reaped(&self, pid: Pid) {
+        self.strangers.forget(pid);
     }
 
     pub(super) fn proc(&self) -> Result<&Proc, Unusable> {
@@ -66,7 +72,7 @@ impl Finder {
     }
 
     /// Our own children. Nobody reaps them but us, so the list is whole.
-    pub(super) fn children(&self) -> Vec<Pid> {
+    fn all_children(&self) -> Vec<Pid> {
         let listed = self.proc().ok().and_then(|proc| {
             let process = proc.process(self.us).ok()?;
             process.children(&process.stat().ok()?).ok()
@@ -74,18 +80,22 @@ impl Finder {
         listed.unwrap_or_else(|| self.scan().remove(&self.us).unwrap_or_default())
     }
 
-    /// Takes hold of a process again that was seen before, if it is still there.
-    pub(super) fn hold(&self, seen: &Stat) -> Option<Process> {
-        let (process, stat) = hold(self.proc().ok()?, seen.pid)?;
-        (stat.start == seen.start && (stat.ppid == seen.ppid || stat.ppid == self.us)).then_some(process)
+    /// Those of our children that are of the service.
+    pub(super) fn children(&self) -> Vec<Pid> {
+        let stat = |pid| Some(hold(self.proc().ok()?, pid)?.1);
+        let children = self.all_children().into_iter();
+        children.filter(|pid| !self.strangers.has(*pid, || stat(*pid))).collect()
     }
 
-    /// True when every child of ours that lives was there before the service.
+    /// True when there are children of ours, and all were there before the service.
     pub(super) fn only_strangers_left(&self) -> bool {
-        !self.strangers.is_empty() && {
-            let children = self.children();
-            !children.is_empty() && children.iter().all(|pid| self.strangers.contains(pid))
-        }
+        self.strangers.ever() && self.children().is_empty() && !self.all_children().is_empty()
+    }
+
+    /// Takes hold of a process again that was seen before, if it is still there.
+    pub(super) fn hold(&self, seen: &Stat) -> Option<(Process, Stat)> {
+        hold(self.proc().ok()?, seen.pid)
+            .filter(|(_, now)| now.start == seen.start && (now.ppid == seen.ppid || now.ppid == self.us))
     }
 
     /// Hands every living member to `visit`, parents before their children, until that breaks the walk off. A member's
@@ -119,9 +129,8 @@ impl Finder {
                 scan.get(&stat.pid).cloned().unwrap_or_default()
             })
         };
-        let Some((us, our_stat)) = hold(proc, self.us) else { return ControlFlow::Continue(()) };
-        let first = children_of(&us, &our_stat).into_iter().filter(|pid| !self.strangers.contains(pid)).collect();
-        let mut queue: VecDeque<(Pid, u64, Vec<Pid>)> = VecDeque::from([(self.us, our_stat.start, first)]);
+        let Some((_, our_stat)) = hold(proc, self.us) else { return ControlFlow::Continue(()) };
+        let mut queue: VecDeque<(Pid, u64, Vec<Pid>)> = VecDeque::from([(self.us, our_stat.start, self.children())]);
         let mut seen = HashSet::new();
         while let Some((parent, start, children)) = queue.pop_front() {
             let holder = hold(proc, parent).filter(|(_, stat)| stat.start == start);
@@ -152,9 +161,6 @@ impl Finder {
     pub(super) fn cull(&self, visit: &mut dyn FnMut(Pid, &Process) -> ControlFlow<()>) -> ControlFlow<()> {
         let Ok(proc) = self.proc() else { return ControlFlow::Continue(()) };
         for direct in self.children() {
-            if self.strangers.contains(&direct) {
-                continue;
-            }
             let Ok(process) = proc.process(direct) else { continue };
             let mut queue = VecDeque::from([(direct, process)]);
             while let Some((parent, holder)) = queue.pop_front() {

@@ -1,0 +1,71 @@
+//! Children that were ours before the service was, and what becomes of theirs.
+//!
+//! A shell may have started others before it became us by exec: `tee` behind `exec supervise -- x > >(tee log)`, a side
+//! process behind `&`. They are not of the service, and nothing here may touch them, nor wait for them. Their orphans fall to
+//! us as well; they are told from the service's by having started before it, or by being in our session while the service
+//! has one of its own. (As PID 1 there are no strangers: everything in the namespace ends with us.)
+
+use crate::process::Pid;
+use crate::process::proc::Stat;
+use std::cell::RefCell;
+use std::collections::HashSet;
+
+/// Who is not of the service.
+#[derive(Debug, Default)]
+pub(super) struct Strangers {
+    ours: Pid,
+    our_session: Pid,
+    /// Direct children that are not reaped, so their numbers are theirs.
+    known: RefCell<HashSet<Pid>>,
+    /// Whether there ever were any.
+    ever: bool,
+    service: Option<Service>,
+}
+
+#[derive(Debug)]
+struct Service {
+    start: u64,
+    own_session: bool,
+}
+
+impl Strangers {
+    pub(super) fn new(ours: Pid, our_session: Pid, children: Vec<Pid>) -> Strangers {
+        let ever = !children.is_empty();
+        Strangers { ours, our_session, known: RefCell::new(children.into_iter().collect()), ever, service: None }
+    }
+
+    /// Whether it has to be asked who is of the service.
+    pub(super) fn ever(&self) -> bool {
+        self.ever
+    }
+
+    /// Notes what the service can be told by.
+    pub(super) fn service_is(&mut self, main: &Stat, own_session: bool) {
+        self.service = Some(Service { start: main.start, own_session });
+    }
+
+    /// Whether this direct child is one; `stat` is asked for when it is not known yet.
+    pub(super) fn has(&self, pid: Pid, stat: impl FnOnce() -> Option<Stat>) -> bool {
+        if !self.ever {
+            return false;
+        }
+        if self.known.borrow().contains(&pid) {
+            return true;
+        }
+        let strange = stat().is_some_and(|stat| self.is_strange(&stat));
+        if strange {
+            self.known.borrow_mut().insert(pid);
+        }
+        strange
+    }
+
+    fn is_strange(&self, stat: &Stat) -> bool {
+        let Some(service) = &self.service else { return true };
+        stat.ppid == self.ours && (stat.start < service.start || service.own_session && stat.sid == self.our_session)
+    }
+
+    /// A reaped one's number may come back as somebody of the tree.
+    pub(super) fn forget(&self, pid: Pid) {
+        self.known.borrow_mut().remove(&pid);
+    }
+}
