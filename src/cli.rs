@@ -114,16 +114,31 @@ pub enum Asked {
     Print(String),
 }
 
+/// Why nothing is done.
+#[derive(Debug)]
+pub struct Refused {
+    /// What to tell the user.
+    pub text: String,
+    /// How the log is to look, as far as that was understood.
+    pub log_format: LogFormat,
+}
+
 /// Reads the arguments, the program's own name first, and the file that they name.
 ///
 /// # Errors
 /// What to tell the user.
-pub fn read(arguments: Vec<OsString>) -> Result<Asked, String> {
+pub fn read(arguments: Vec<OsString>) -> Result<Asked, Refused> {
+    let refused = |text| Refused { text, log_format: LogFormat::default() };
     let typed = match Typed::try_parse_from(&arguments) {
         Ok(typed) => typed,
-        Err(error) if error.use_stderr() => return Err(explain(&error, &arguments)),
+        Err(error) if error.use_stderr() => return Err(refused(explain(&error, &arguments))),
         Err(help) => return Ok(Asked::Print(help.to_string())),
     };
+    let log_format = typed.options.log_format.unwrap_or_default();
+    understood(typed).map_err(|text| Refused { text, log_format })
+}
+
+fn understood(typed: Typed) -> Result<Asked, String> {
     let path = typed.options.config.clone();
     let file = path.as_deref().map_or_else(|| Ok(Settings::default()), Settings::from_file);
     let settings = file.map_err(|error| error.to_string())?.overridden_by(typed.options.settings(typed.command));

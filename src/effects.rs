@@ -1,19 +1,18 @@
 //! Actions of the core carried out as system calls. A failure becomes an event; nothing here decides.
 
 use crate::containment::lineage::Lineage;
-use crate::process::Pid;
-use crate::process::descriptors;
 use crate::process::reap::{Change, Left, reap};
 use crate::process::signals::{Inherited, Received};
 use crate::process::spawn::{Plan, Progress, StartError, spawn};
 use crate::process::terminal::Terminal;
+use crate::process::{Pid, descriptors, memory};
 use crate::signal::Signal;
 use crate::supervisor::exit::Exit;
 use crate::supervisor::{Action, Event, Target, Time, Verdict};
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
-use tracing::debug;
+use tracing::{debug, trace};
 
 /// The one clock: monotonic, counted from the start of the program.
 #[derive(Clone, Copy, Debug)]
@@ -111,12 +110,10 @@ impl Effects {
 
     /// Carries an action out.
     pub fn perform(&mut self, action: Action) -> Option<Event> {
-        debug!(?action);
+        trace!(?action);
         match action {
             Action::Spawn => return self.spawn(),
-            Action::Signal(Target::Main, signal) => self.lineage.signal_main(signal),
-            Action::Signal(Target::Group, signal) => self.lineage.signal_group(signal),
-            Action::Signal(Target::Tree, signal) => self.lineage.signal_tree(signal),
+            Action::Signal(target, signal) => self.signal(target, signal),
             Action::Suspend => self.suspend(),
             Action::Resume => self.resume(),
             Action::TerminateLeftovers(until) => self.lineage.terminate_leftovers(self.clock.instant(until)),
@@ -127,6 +124,20 @@ impl Effects {
         None
     }
 
+    fn signal(&self, target: Target, signal: Signal) {
+        let whom = match target {
+            Target::Main => "the main process",
+            Target::Group => "the service's group",
+            Target::Tree => "the whole service",
+        };
+        debug!("{signal} to {whom}");
+        match target {
+            Target::Main => self.lineage.signal_main(signal),
+            Target::Group => self.lineage.signal_group(signal),
+            Target::Tree => self.lineage.signal_tree(signal),
+        }
+    }
+
     fn spawn(&mut self) -> Option<Event> {
         let plan = self.plan.take()?;
         let placement = self.terminal.placement();
@@ -135,6 +146,7 @@ impl Effects {
                 self.lineage.started(spawned.pid, placement);
                 self.main = Some(spawned.pid);
                 self.outcome.pid = Some(spawned.pid);
+                debug!("the service starts as pid {}", spawned.pid);
                 self.progress = Some(spawned.progress);
                 None
             }
@@ -158,6 +170,7 @@ impl Effects {
             Err(error) => self.start_failed(error),
         };
         descriptors::release(&self.kept);
+        memory::release();
         Some(event)
     }
 
@@ -188,6 +201,7 @@ impl Effects {
                 if *main == Some(pid) {
                     *main = None;
                     outcome.service_ended = Some(now);
+                    debug!("the service {exit}");
                     events.push(Event::Exited(exit));
                 }
                 tell_end(pid, exit);
@@ -226,5 +240,5 @@ impl Effects {
 }
 
 fn tell_end(pid: Pid, exit: Exit) {
-    tracing::trace!(pid, %exit, "reaped");
+    trace!(pid, %exit, "reaped");
 }

@@ -16,7 +16,7 @@ use mio::{Events, Interest, Poll, Token};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
-use tracing::debug;
+use tracing::trace;
 
 const SIGNALS: Token = Token(0);
 const START: Token = Token(1);
@@ -77,7 +77,7 @@ impl EventLoop {
     fn hand_in(&self, event: Event, supervisor: &mut Supervisor, effects: &mut Effects) {
         let mut next = Some(event);
         while let Some(event) = next.take() {
-            debug!(?event);
+            trace!(?event);
             for action in supervisor.handle(self.clock.now(), event) {
                 // Only a start can fail at once, and it comes alone.
                 next = effects.perform(action).or(next);

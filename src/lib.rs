@@ -82,9 +82,9 @@ pub fn run(inherited: Inherited, arguments: Vec<OsString>) -> u8 {
         }
         Ok(Asked::Check(settings)) => print(&settings.in_force().to_string()),
         Ok(Asked::Print(text)) => print(&text),
-        Err(text) => {
-            log::start(config::LogFormat::default(), Level::INFO);
-            error!("{text}");
+        Err(refused) => {
+            log::start(refused.log_format, Level::INFO);
+            error!("{}", refused.text);
             cli::WRONG_USE
         }
     }

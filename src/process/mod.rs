@@ -5,6 +5,7 @@
 
 pub(crate) mod child;
 pub mod descriptors;
+pub mod memory;
 pub mod names;
 pub mod proc;
 pub mod reap;
