@@ -5,7 +5,7 @@ use crate::process::reap::{Change, Left, reap};
 use crate::process::signals::{Inherited, Received};
 use crate::process::spawn::{Plan, Progress, StartError, spawn};
 use crate::process::terminal::Terminal;
-use crate::process::{Pid, descriptors, memory};
+use crate::process::{Pid, descriptors};
 use crate::signal::Signal;
 use crate::supervisor::exit::Exit;
 use crate::supervisor::{Action, Event, Target, Time, Verdict};
@@ -170,7 +170,6 @@ impl Effects {
             Err(error) => self.start_failed(error),
         };
         descriptors::release(&self.kept);
-        memory::release();
         Some(event)
     }
 

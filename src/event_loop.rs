@@ -9,8 +9,9 @@
 //! 4. *the deadline* last: what came in time came in time.
 
 use crate::effects::{Clock, Effects};
+use crate::process::memory;
 use crate::process::signals::SignalSource;
-use crate::supervisor::{Event, Supervisor, Verdict};
+use crate::supervisor::{Event, Supervisor, Time, Verdict};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use std::io;
@@ -21,12 +22,21 @@ use tracing::trace;
 const SIGNALS: Token = Token(0);
 const START: Token = Token(1);
 
+/// How long a service lives before the memory of the start is given back; nothing wakes us after that without an event or
+/// a deadline of the core.
+const SETTLED: Duration = Duration::from_millis(200);
+
+/// What epoll's milliseconds hold.
+const LONGEST_SLEEP: Duration = Duration::from_secs(86_400);
+
 /// The sources.
 #[derive(Debug)]
 pub struct EventLoop {
     poll: Poll,
     signals: SignalSource,
     clock: Clock,
+    /// When the start is behind us, until it is.
+    settles: Option<Time>,
 }
 
 impl EventLoop {
@@ -38,7 +48,7 @@ impl EventLoop {
         let poll = Poll::new()?;
         let signals = SignalSource::open()?;
         poll.registry().register(&mut SourceFd(&signals.as_raw_fd()), SIGNALS, Interest::READABLE)?;
-        Ok(EventLoop { poll, signals, clock })
+        Ok(EventLoop { poll, signals, clock, settles: Some(clock.now().after(SETTLED)) })
     }
 
     /// The descriptors that must stay open.
@@ -58,6 +68,7 @@ impl EventLoop {
             }
             // It fails only when interrupted, which the blocked signals leave to a debugger; the batch is made all the same.
             let _ = self.poll.poll(&mut ready, self.patience(supervisor));
+            self.settle();
             self.batch(effects, &mut events);
             for event in events.drain(..) {
                 self.hand_in(event, supervisor, effects);
@@ -92,9 +103,17 @@ impl EventLoop {
         }
     }
 
+    /// Gives memory back, once, when the service has lived for a while: a short run does without that.
+    fn settle(&mut self) {
+        if self.settles.is_some_and(|time| time <= self.clock.now()) {
+            self.settles = None;
+            memory::release();
+        }
+    }
+
     /// How long to sleep at the most. Rounded up to the millisecond, in which epoll counts, so as not to wake too early.
     fn patience(&self, supervisor: &Supervisor) -> Option<Duration> {
-        let deadline = supervisor.deadline()?;
-        Some(self.clock.now().until(deadline).min(Duration::from_secs(86_400)))
+        let deadline = [supervisor.deadline(), self.settles].into_iter().flatten().min()?;
+        Some(self.clock.now().until(deadline).min(LONGEST_SLEEP))
     }
 }
