@@ -73,11 +73,6 @@ impl Leftovers {
         self.living.get(&pid)?.told
     }
 
-    /// True when nothing was ever found.
-    pub fn is_empty(&self) -> bool {
-        self.living.is_empty() && self.ended.is_empty() && self.unnamed == 0
-    }
-
     /// Takes one down that is seen for the first time. Its number may have been another's, who must be gone then.
     pub fn add(&mut self, stat: &Stat, name: Name) {
         if let Some(mut former) = self.living.remove(&stat.pid) {

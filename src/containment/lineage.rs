@@ -25,7 +25,7 @@ use crate::process::terminal::Placement;
 use crate::process::{Pid, names};
 use crate::signal::Signal;
 use crate::supervisor::exit::Exit;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -293,17 +293,20 @@ impl Lineage {
         }
     }
 
-    /// Takes down who is left. An unreaped zombie counts: somebody who traces it holds it.
+    /// Takes down who is left. A dead child that cannot be reaped counts: somebody who traces it holds it.
     pub fn name_survivors(&mut self) {
         let until = Instant::now() + NAMING_TIME;
-        let mut left = Vec::new();
+        let mut left = HashMap::new();
         let _ = self.finder.walk(&mut |member| {
-            left.push((member.stat.clone(), member.process.wchan()));
+            left.insert(member.stat.pid, (member.stat.clone(), member.process.wchan()));
             go_on(until)
         });
-        let stats: Vec<Stat> = left.iter().map(|(stat, _)| stat.clone()).collect();
+        for (_, stat) in self.finder.children().into_iter().filter_map(|pid| self.finder.look_up(pid)) {
+            left.entry(stat.pid).or_insert((stat, None));
+        }
+        let stats: Vec<Stat> = left.values().map(|(stat, _)| stat.clone()).collect();
         self.name(&stats);
-        for (stat, wchan) in left {
+        for (stat, wchan) in left.into_values() {
             self.leftovers.survived(stat.pid, stat.state, wchan);
         }
     }
@@ -311,11 +314,6 @@ impl Lineage {
     /// Everyone who was left, for the report.
     pub fn into_leftovers(self) -> Leftovers {
         self.leftovers
-    }
-
-    /// The leftovers so far.
-    pub fn leftovers(&self) -> &Leftovers {
-        &self.leftovers
     }
 }
 

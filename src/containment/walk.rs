@@ -82,9 +82,8 @@ impl Finder {
 
     /// Those of our children that are of the service.
     pub(super) fn children(&self) -> Vec<Pid> {
-        let stat = |pid| Some(hold(self.proc().ok()?, pid)?.1);
         let children = self.all_children().into_iter();
-        children.filter(|pid| !self.strangers.has(*pid, || stat(*pid))).collect()
+        children.filter(|pid| !self.strangers.has(*pid, || self.look_up(*pid).map(|(_, stat)| stat))).collect()
     }
 
     /// True when there are children of ours, and all were there before the service.
@@ -92,9 +91,14 @@ impl Finder {
         self.strangers.ever() && self.children().is_empty() && !self.all_children().is_empty()
     }
 
+    /// Takes hold of whoever has this number now.
+    pub(super) fn look_up(&self, pid: Pid) -> Option<(Process, Stat)> {
+        hold(self.proc().ok()?, pid)
+    }
+
     /// Takes hold of a process again that was seen before, if it is still there.
     pub(super) fn hold(&self, seen: &Stat) -> Option<(Process, Stat)> {
-        hold(self.proc().ok()?, seen.pid)
+        self.look_up(seen.pid)
             .filter(|(_, now)| now.start == seen.start && (now.ppid == seen.ppid || now.ppid == self.us))
     }
 

@@ -160,7 +160,6 @@ impl Supervisor {
 
     /// When to hand in [`Event::Tick`] if no event comes before; `None`: never.
     pub fn deadline(&self) -> Option<Time> {
-        let run_ends = self.state.is_wanted_up().then_some(self.run_ends).flatten();
-        [self.state.deadline(), run_ends].into_iter().flatten().min()
+        if self.state.is_wanted_up() { self.run_ends } else { self.state.deadline() }
     }
 }
