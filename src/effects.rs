@@ -12,7 +12,7 @@ use crate::supervisor::{Action, Event, Target, Time, Verdict};
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
-use tracing::{debug, trace};
+use tracing::{debug, trace, warn};
 
 /// The one clock: monotonic, counted from the start of the program.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +52,10 @@ pub struct Effects {
     /// Descriptors that outlive the start.
     kept: Vec<RawFd>,
     main: Option<Pid>,
+    /// What stopped the main process last.
+    stopped_by: Signal,
+    /// Whether the service was told that no terminal will come.
+    hung_up: bool,
     outcome: Outcome,
 }
 
@@ -89,6 +93,8 @@ impl Effects {
             progress: None,
             kept,
             main: None,
+            stopped_by: Signal::STOP,
+            hung_up: false,
             outcome: Outcome::default(),
         }
     }
@@ -169,6 +175,7 @@ impl Effects {
             Ok(()) => Event::Started,
             Err(error) => self.start_failed(error),
         };
+        self.kept.extend(self.lineage.descriptor());
         descriptors::release(&self.kept);
         Some(event)
     }
@@ -181,7 +188,7 @@ impl Effects {
             return None;
         }
         // A key that the service gets, too, without our help.
-        if by_kernel && self.terminal.keys_reach_the_service() {
+        if by_kernel && self.terminal.reaches_the_service(signal) {
             return None;
         }
         let wanted = self.signal_map.get(&signal).copied().unwrap_or(signal);
@@ -192,7 +199,7 @@ impl Effects {
     pub fn reap(&mut self, events: &mut Vec<Event>) {
         let now = self.clock.now();
         let mut changed = self.outcome.start_error.is_some();
-        let Effects { lineage, main, outcome, .. } = self;
+        let Effects { lineage, main, stopped_by, outcome, .. } = self;
         let left = reap(|change| match change {
             Change::Ended(pid, exit) => {
                 changed = true;
@@ -205,8 +212,11 @@ impl Effects {
                 }
                 tell_end(pid, exit);
             }
-            Change::Stopped(pid) if *main == Some(pid) => events.push(Event::MainStopped),
-            Change::Stopped(_) => {}
+            Change::Stopped(pid, signal) if *main == Some(pid) => {
+                *stopped_by = signal;
+                events.push(Event::MainStopped);
+            }
+            Change::Stopped(..) => {}
         });
         if main.is_none() && self.lineage.is_empty(left) {
             events.push(Event::TreeEmpty);
@@ -217,11 +227,20 @@ impl Effects {
 
     fn suspend(&mut self) {
         self.terminal.take_back(self.main);
-        let stopped = self.terminal.suspend();
-        if !stopped && self.terminal.has_job_control() {
-            // Nobody could have continued us, so nobody will continue the service.
-            self.resume();
+        if self.terminal.suspend(self.stopped_by) || !self.terminal.has_job_control() {
+            return;
         }
+        // Nobody could have continued us, so nobody will continue the service.
+        let has_terminal = self.main.is_some_and(|main| self.terminal.lend_again(main));
+        if !has_terminal && [Signal::TTIN, Signal::TTOU].contains(&self.stopped_by) {
+            // It would stop again at once. What the kernel does to a stopped group that nobody will continue: a hang-up.
+            if self.hung_up {
+                return warn!("the service waits for the terminal, and there is no shell that could give it");
+            }
+            self.hung_up = true;
+            self.lineage.signal_group(Signal::HUP);
+        }
+        self.lineage.signal_group(Signal::CONT);
     }
 
     fn resume(&mut self) {
@@ -234,6 +253,9 @@ impl Effects {
     /// Gives the terminal back and tells what became of the run.
     pub fn finish(self) -> (Outcome, Lineage) {
         self.terminal.take_back(self.outcome.pid);
+        if matches!(self.outcome.verdict.and_then(|verdict| verdict.exit), Some(Exit::Signal { .. })) {
+            self.terminal.put_modes_back();
+        }
         (self.outcome, self.lineage)
     }
 }

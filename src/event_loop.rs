@@ -70,10 +70,12 @@ impl EventLoop {
             let _ = self.poll.poll(&mut ready, self.patience(supervisor));
             self.settle();
             self.batch(effects, &mut events);
+            // Looked at now: what these events lead to may take its time, and who dies meanwhile has to be heard first.
+            let late = supervisor.deadline().is_some_and(|deadline| deadline <= self.clock.now());
             for event in events.drain(..) {
                 self.hand_in(event, supervisor, effects);
             }
-            if supervisor.deadline().is_some_and(|deadline| deadline <= self.clock.now()) {
+            if late {
                 self.hand_in(Event::Tick, supervisor, effects);
             }
         }

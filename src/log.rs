@@ -37,10 +37,9 @@ pub fn start(format: LogFormat, level: Level) {
 
 /// Why a system call failed, in the C library's words.
 pub fn reason(error: &io::Error) -> String {
-    match error.raw_os_error() {
-        Some(number) => nix::errno::Errno::from_raw(number).desc().to_owned(),
-        None => error.to_string(),
-    }
+    let text = error.to_string();
+    // Rust puts the number behind them.
+    text.split_once(" (os error ").map_or(text.as_str(), |(words, _)| words).to_owned()
 }
 
 /// Whether standard error goes to systemd's journal (systemd.exec(5), JOURNAL_STREAM): its device and inode are named.

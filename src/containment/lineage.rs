@@ -28,6 +28,7 @@ use crate::supervisor::exit::Exit;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::ops::ControlFlow;
+use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
 /// How long names are read at the most. Within the rungs of the ladder, and long enough for ten thousand.
@@ -56,6 +57,8 @@ pub struct Lineage {
     leftovers: Leftovers,
     /// Groups that were told to end as a whole. Who is found in one afterwards was born after that, and is told alone.
     told_groups: HashSet<Pid>,
+    /// Direct children that were sent SIGKILL and are not reaped: their numbers are theirs.
+    killed: HashSet<Pid>,
     /// A fork bomb, or as good as one.
     too_many_to_name: bool,
 }
@@ -82,6 +85,7 @@ impl Lineage {
             service_group: None,
             leftovers: Leftovers::default(),
             told_groups: HashSet::new(),
+            killed: HashSet::new(),
             too_many_to_name: false,
         })
     }
@@ -98,6 +102,7 @@ impl Lineage {
         if self.main == Some(pid) {
             self.main = None;
         }
+        self.killed.remove(&pid);
         self.finder.reaped(pid);
         self.leftovers.reaped(pid, exit);
     }
@@ -111,6 +116,11 @@ impl Lineage {
         }
     }
 
+    /// The descriptor that has to stay open, if there is one yet.
+    pub fn descriptor(&self) -> Option<RawFd> {
+        self.finder.descriptor()
+    }
+
     /// Sends a signal to the main process; nothing when it is reaped.
     pub fn signal_main(&self, signal: Signal) {
         if let Some(main) = self.main {
@@ -121,8 +131,12 @@ impl Lineage {
     /// Sends a signal to the main process and its group; to the main process alone when the group is also ours.
     pub fn signal_group(&self, signal: Signal) {
         match (self.main, self.service_group) {
-            // The main process is not reaped, so the number is that group's.
-            (Some(_), Some(group)) => kill(-group, signal),
+            // The main process is not reaped, so the number is that group's. Just forked, it may not have made the group yet.
+            (Some(main), Some(group)) => {
+                if send(-group, signal) == Err(libc::ESRCH) {
+                    kill(main, signal);
+                }
+            }
             _ => self.signal_main(signal),
         }
     }
@@ -229,12 +243,10 @@ impl Lineage {
             return kill(-1, Signal::KILL);
         }
         self.kill_groups();
-        let mut killed = HashSet::new();
+        let mut refused = HashSet::new();
         for _ in 0..MOST_ROUNDS {
-            let before = killed.len();
-            self.kill_direct_children(&mut killed);
-            let culled = self.kill_below(&mut killed, until);
-            if killed.len() == before || culled.is_break() {
+            let new = self.kill_direct_children(&mut refused);
+            if new.is_empty() || self.kill_below(&new, until).is_break() {
                 return;
             }
         }
@@ -253,28 +265,36 @@ impl Lineage {
         }
     }
 
-    /// Direct children are safe by number, also those that are dead and not reaped.
-    fn kill_direct_children(&mut self, killed: &mut HashSet<Pid>) {
+    /// Direct children are safe by number, also those that are dead and not reaped. Gives those that had not been sent
+    /// SIGKILL before; `refused` are those that may not be, and are tried once a pass.
+    fn kill_direct_children(&mut self, refused: &mut HashSet<Pid>) -> Vec<Pid> {
+        let mut new = Vec::new();
         for pid in self.finder.children() {
-            if killed.insert(pid) {
-                if self.main != Some(pid) {
-                    self.leftovers.count(pid);
-                }
-                match send(pid, Signal::KILL) {
-                    Err(libc::EPERM) => self.leftovers.deny(pid),
-                    _ => self.leftovers.tell(pid, Signal::KILL),
-                }
+            if self.killed.contains(&pid) || refused.contains(&pid) {
+                continue;
             }
+            if self.main != Some(pid) {
+                self.leftovers.count(pid);
+            }
+            if send(pid, Signal::KILL) == Err(libc::EPERM) {
+                self.leftovers.deny(pid);
+                refused.insert(pid);
+            } else {
+                self.leftovers.tell(pid, Signal::KILL);
+                self.killed.insert(pid);
+            }
+            new.push(pid);
         }
+        new
     }
 
-    fn kill_below(&mut self, killed: &mut HashSet<Pid>, until: Instant) -> ControlFlow<()> {
+    /// Everything below these direct children. Whoever was killed once has no more children than it had then, and those that
+    /// were missed come to us when it is dead.
+    fn kill_below(&mut self, direct: &[Pid], until: Instant) -> ControlFlow<()> {
         let Lineage { finder, leftovers, .. } = self;
-        finder.cull(&mut |pid, process| {
-            if killed.insert(pid) {
-                leftovers.count(pid);
-                tell(leftovers, pid, process, Signal::KILL);
-            }
+        finder.cull(direct, &mut |pid, process| {
+            leftovers.count(pid);
+            tell(leftovers, pid, process, Signal::KILL);
             go_on(until)
         })
     }

@@ -12,6 +12,7 @@ use crate::process::reap;
 use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::ControlFlow;
+use std::os::fd::{AsRawFd, RawFd};
 
 /// How many directories are held open at once at the most, of those that wait and of those in hand each: a limit on open
 /// files is 1,024 by habit.
@@ -69,6 +70,11 @@ impl Finder {
 
     pub(super) fn proc(&self) -> Result<&Proc, Unusable> {
         self.proc.get_or_init(Proc::open).as_ref().map_err(|why| *why)
+    }
+
+    /// The descriptor that has to stay open, if there is one yet.
+    pub(super) fn descriptor(&self) -> Option<RawFd> {
+        self.proc.get()?.as_ref().ok().map(AsRawFd::as_raw_fd)
     }
 
     /// Our own children. Nobody reaps them but us, so the list is whole.
@@ -156,15 +162,19 @@ impl Finder {
         ControlFlow::Continue(())
     }
 
-    /// Hands everything below our direct children to `visit`, at the least price: no `stat` is read. The direct children
-    /// must not be reaped meanwhile.
+    /// Hands everything below these direct children to `visit`, at the least price: no `stat` is read. They must not be
+    /// reaped meanwhile.
     ///
     /// A number in the list of a held parent stands for a child of that parent at that moment. Its directory is opened, then
     /// the list is read again: if the number is still in it, the directory is the child's, or that of a process that is
     /// gone since, and a signal to it reaches nobody.
-    pub(super) fn cull(&self, visit: &mut dyn FnMut(Pid, &Process) -> ControlFlow<()>) -> ControlFlow<()> {
+    pub(super) fn cull(
+        &self,
+        direct: &[Pid],
+        visit: &mut dyn FnMut(Pid, &Process) -> ControlFlow<()>,
+    ) -> ControlFlow<()> {
         let Ok(proc) = self.proc() else { return ControlFlow::Continue(()) };
-        for direct in self.children() {
+        for &direct in direct {
             let Ok(process) = proc.process(direct) else { continue };
             let mut queue = VecDeque::from([(direct, process)]);
             while let Some((parent, holder)) = queue.pop_front() {

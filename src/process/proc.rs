@@ -9,7 +9,7 @@ use crate::signal::Signal;
 use std::ffi::{CStr, CString, OsString};
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStringExt;
 
 /// statfs(2): the file system is procfs.
@@ -103,6 +103,12 @@ impl Proc {
     /// When the directory cannot be read.
     pub fn all(&self) -> io::Result<Vec<Pid>> {
         numbers_in(&self.directory, c".")
+    }
+}
+
+impl AsRawFd for Proc {
+    fn as_raw_fd(&self) -> RawFd {
+        self.directory.as_raw_fd()
     }
 }
 

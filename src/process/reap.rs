@@ -13,8 +13,8 @@ use std::mem::MaybeUninit;
 pub enum Change {
     /// It ended, and is reaped: its number may be another's from now on.
     Ended(Pid, Exit),
-    /// It was stopped.
-    Stopped(Pid),
+    /// It was stopped by this signal.
+    Stopped(Pid, Signal),
 }
 
 /// What is left after all that waited was taken.
@@ -50,7 +50,7 @@ pub fn reap(mut take: impl FnMut(Change)) -> Left {
             (libc::CLD_KILLED | libc::CLD_DUMPED, Some(signal)) => {
                 take(Change::Ended(pid, Exit::Signal { signal, core_dumped: code == libc::CLD_DUMPED }));
             }
-            (libc::CLD_STOPPED | libc::CLD_TRAPPED, _) => take(Change::Stopped(pid)),
+            (libc::CLD_STOPPED, Some(signal)) => take(Change::Stopped(pid, signal)),
             // waitid gives the low eight bits of what was passed to exit (wait(2)); glibc fills si_status from it.
             _ => take(Change::Ended(pid, Exit::Code(u8::try_from(status & 0xff).unwrap_or(u8::MAX)))),
         }

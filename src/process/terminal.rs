@@ -6,8 +6,10 @@
 //! stop; SIGCONT goes the other way. Whether a stop of ours has an effect (it has none in an orphaned group, nor for
 //! PID 1) is for the kernel to say: we try, and look whether somebody had to continue us.
 //!
-//! In a pipeline (`supervise -- a | less`) the others of our group must stay in the foreground, so there the service
-//! stays in our group, and the keys reach it by themselves.
+//! In a pipeline (`supervise -- a | less`) the others of our group must stay in the foreground, and so must a script that
+//! runs us in its background (`supervise -- a & read line`; a shell gives us /dev/null to read then). So where standard
+//! input or output is not the person at the terminal, the service stays in our group, and the keys reach it by
+//! themselves.
 
 use super::Pid;
 use crate::signal::Signal;
@@ -15,6 +17,8 @@ use std::fs::{File, OpenOptions};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+
+use nix::sys::termios::{SetArg, Termios, tcgetattr, tcsetattr};
 
 /// In which session and process group the service starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +32,7 @@ pub enum Placement {
         /// Whether the terminal is lent to it at once.
         foreground: bool,
     },
-    /// Our session and group: others of a pipeline are in it.
+    /// Our session and group: others of a pipeline or script are in it.
     OurGroup,
 }
 
@@ -36,7 +40,9 @@ pub enum Placement {
 #[derive(Debug)]
 pub struct Terminal {
     controlling: Option<File>,
-    in_pipeline: bool,
+    shares_our_group: bool,
+    /// How it was when it was lent.
+    modes: Option<Termios>,
 }
 
 impl Terminal {
@@ -45,19 +51,23 @@ impl Terminal {
         let open = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOCTTY).open("/dev/tty");
         // A terminal that hung up can still be opened, and knows no foreground group.
         let controlling = open.ok().filter(|terminal| foreground_group(terminal).is_some());
-        let in_pipeline = controlling.is_some() && (is_pipe(libc::STDIN_FILENO) || is_pipe(libc::STDOUT_FILENO));
-        Terminal { controlling, in_pipeline }
+        let shares_our_group =
+            controlling.is_some() && (!is_terminal(libc::STDIN_FILENO) || is_pipe(libc::STDOUT_FILENO));
+        Terminal { controlling, shares_our_group, modes: None }
     }
 
     /// Where the service is to start.
-    pub fn placement(&self) -> Placement {
+    pub fn placement(&mut self) -> Placement {
         match &self.controlling {
             None => Placement::OwnSession,
-            Some(_) if self.in_pipeline => Placement::OurGroup,
-            Some(terminal) => Placement::OwnGroup {
-                terminal: terminal.as_raw_fd(),
-                foreground: foreground_group(terminal) == Some(our_group()),
-            },
+            Some(_) if self.shares_our_group => Placement::OurGroup,
+            Some(terminal) => {
+                let foreground = foreground_group(terminal) == Some(our_group());
+                if foreground {
+                    self.modes = tcgetattr(terminal).ok();
+                }
+                Placement::OwnGroup { terminal: terminal.as_raw_fd(), foreground }
+            }
         }
     }
 
@@ -66,9 +76,10 @@ impl Terminal {
         self.controlling.is_some()
     }
 
-    /// Whether a signal of the kernel (a key) reaches the service by itself.
-    pub fn keys_reach_the_service(&self) -> bool {
-        self.in_pipeline
+    /// Whether this signal of the kernel reaches the service by itself: a key does, when it is in our group. A hang-up is told
+    /// to the session's leader alone.
+    pub fn reaches_the_service(&self, signal: Signal) -> bool {
+        self.shares_our_group && !(signal == Signal::HUP && is_session_leader())
     }
 
     /// The descriptor that has to stay open.
@@ -77,17 +88,40 @@ impl Terminal {
     }
 
     /// Lends the terminal to the service's group, if it is ours to lend.
-    pub fn lend(&self, group: Pid) {
+    pub fn lend(&mut self, group: Pid) {
         let Some(terminal) = &self.controlling else { return };
-        if !self.in_pipeline && foreground_group(terminal) == Some(our_group()) {
+        if !self.shares_our_group && foreground_group(terminal) == Some(our_group()) {
+            self.modes = tcgetattr(terminal).ok();
             set_foreground_group(terminal, group);
+        }
+    }
+
+    /// Lends it again after a stop that had no effect. False when it is not ours to lend.
+    pub fn lend_again(&self, group: Pid) -> bool {
+        let Some(terminal) = &self.controlling else { return false };
+        if self.shares_our_group {
+            return true;
+        }
+        if foreground_group(terminal) == Some(our_group()) {
+            set_foreground_group(terminal, group);
+        }
+        foreground_group(terminal) == Some(group)
+    }
+
+    /// Puts the modes back that it had when it was lent, if we have it. A shell does so for a program that was killed, and
+    /// takes our end for that of a program that meant what it left.
+    pub fn put_modes_back(&self) {
+        let (Some(terminal), Some(modes)) = (&self.controlling, &self.modes) else { return };
+        if foreground_group(terminal) == Some(our_group()) {
+            // It fails when the terminal hung up.
+            let _ = tcsetattr(terminal, SetArg::TCSANOW, modes);
         }
     }
 
     /// Takes the terminal back from `group`, or from a group that is no more.
     pub fn take_back(&self, group: Option<Pid>) {
         let Some(terminal) = &self.controlling else { return };
-        if self.in_pipeline {
+        if self.shares_our_group {
             return;
         }
         let Some(foreground) = foreground_group(terminal) else { return };
@@ -96,34 +130,36 @@ impl Terminal {
         }
     }
 
-    /// Stops us until SIGCONT. False when it had no effect.
-    pub fn suspend(&self) -> bool {
+    /// Stops us until SIGCONT, as the service was stopped. False when it had no effect.
+    pub fn suspend(&self, stopped_by: Signal) -> bool {
         if self.controlling.is_none() {
             // SAFETY: our own number, and a valid signal.
             unsafe { libc::kill(libc::getpid(), Signal::STOP.number()) };
             return is_pending(Signal::CONT);
         }
-        if self.in_pipeline {
+        // SIGSTOP would stop us also where nobody is there to continue us.
+        let signal = if stopped_by == Signal::STOP { Signal::TSTP } else { stopped_by };
+        if self.shares_our_group {
             // The key has stopped the others already.
             // SAFETY: raise takes any valid signal.
-            unsafe { libc::raise(Signal::TSTP.number()) };
+            unsafe { libc::raise(signal.number()) };
         } else {
             // What the key would have done to the foreground group: a script that waits for us stops, too.
             // SAFETY: 0 is our own group; no ladder comes here.
-            unsafe { libc::kill(0, Signal::TSTP.number()) };
+            unsafe { libc::kill(0, signal.number()) };
         }
-        take_stop();
+        take_stop(signal);
         is_pending(Signal::CONT)
     }
 }
 
-/// Lets a pending SIGTSTP stop us.
-fn take_stop() {
+/// Lets a pending stop signal stop us.
+fn take_stop(signal: Signal) {
     let mut stop = MaybeUninit::uninit();
     // SAFETY: the set is ours and initialised by sigemptyset before it is used.
     unsafe {
         libc::sigemptyset(stop.as_mut_ptr());
-        libc::sigaddset(stop.as_mut_ptr(), Signal::TSTP.number());
+        libc::sigaddset(stop.as_mut_ptr(), signal.number());
         libc::sigprocmask(libc::SIG_UNBLOCK, stop.as_ptr(), std::ptr::null_mut());
         libc::sigprocmask(libc::SIG_BLOCK, stop.as_ptr(), std::ptr::null_mut());
     }
@@ -151,6 +187,15 @@ fn set_foreground_group(terminal: &File, group: Pid) {
 fn is_gone(group: Pid) -> bool {
     // SAFETY: signal 0 only asks.
     unsafe { libc::kill(-group, 0) != 0 && *libc::__errno_location() == libc::ESRCH }
+}
+
+fn is_session_leader() -> bool {
+    nix::unistd::getsid(None).is_ok_and(|session| session == nix::unistd::getpid())
+}
+
+fn is_terminal(fd: RawFd) -> bool {
+    // SAFETY: it only asks.
+    unsafe { libc::isatty(fd) == 1 }
 }
 
 fn is_pipe(fd: RawFd) -> bool {

@@ -23,6 +23,9 @@ const SECOND_REQUEST_AFTER: Duration = Duration::from_secs(1);
 /// Two looks for newborns are at least this far apart, so that a slow death of many is not a walk for each.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
 
+/// As long as the last look took they are apart, too, up to this: looking must leave time for dying.
+const LONGEST_LOOK: Duration = Duration::from_millis(100);
+
 /// How many times over the kill timeout is given while the killing gets on: the dead of a large tree, or of a fork bomb, are
 /// a long time in going, and a chain of processes that fork and exit dies without end.
 const MOST_PATIENCE: u32 = 12;
@@ -42,7 +45,7 @@ pub(super) enum State {
     /// The main process was asked to end.
     Stopping { until: Time, killed: bool },
     /// The main process ended, or was given up; the rest is being ended.
-    Emptying { rung: Rung, until: Time, look_at: Time, pause: Duration },
+    Emptying { rung: Rung, until: Time, looked: Time, look_at: Time, pause: Duration },
 }
 
 /// How the leftovers are asked.
@@ -246,6 +249,7 @@ impl Supervisor {
         self.state = State::Emptying {
             rung: Rung::Terminate,
             until: now.after(self.policy.leftover_timeout),
+            looked: now,
             look_at: now,
             pause: SHORTEST_PAUSE,
         };
@@ -258,6 +262,7 @@ impl Supervisor {
         self.state = State::Emptying {
             rung: Rung::Kill { at_last },
             until: now.after(patience),
+            looked: now,
             look_at: now.after(SHORTEST_PAUSE),
             pause: SHORTEST_PAUSE,
         };
@@ -268,9 +273,12 @@ impl Supervisor {
     /// A death may have brought orphans: the next look is due soon, when killing at once.
     fn note_death(&mut self, now: Time) {
         let patience = now.after(self.policy.kill_timeout);
-        if let State::Emptying { rung, until, look_at, .. } = &mut self.state {
+        if let State::Emptying { rung, until, looked, look_at, .. } = &mut self.state {
             match *rung {
-                Rung::Terminate => *look_at = now.after(SHORTEST_PAUSE).min(*look_at),
+                Rung::Terminate => {
+                    let pause = looked.until(now).clamp(SHORTEST_PAUSE, LONGEST_LOOK);
+                    *look_at = now.after(pause).min(*look_at);
+                }
                 Rung::Kill { at_last } => {
                     *look_at = now;
                     *until = patience.min(at_last);
@@ -281,7 +289,7 @@ impl Supervisor {
 
     /// The next rung, or the next look, if it is time for one.
     fn advance(&mut self, now: Time) -> Vec<Action> {
-        let State::Emptying { rung, until, look_at, pause } = self.state else { return vec![] };
+        let State::Emptying { rung, until, look_at, pause, .. } = self.state else { return vec![] };
         if now >= until {
             return match rung {
                 Rung::Terminate => self.kill(now),
@@ -292,7 +300,7 @@ impl Supervisor {
             return vec![];
         }
         let next = pause.saturating_mul(2).min(LONGEST_PAUSE);
-        self.state = State::Emptying { rung, until, look_at: now.after(pause), pause: next };
+        self.state = State::Emptying { rung, until, looked: now, look_at: now.after(pause), pause: next };
         match rung {
             Rung::Terminate => vec![Action::TerminateLeftovers(until)],
             Rung::Kill { at_last } => vec![Action::KillTree(at_last)],
