@@ -123,7 +123,8 @@ fn supervise(inherited: Inherited, config: Config) -> u8 {
     let kind = outcome.start_error.as_ref().map(|error| error.kind);
     let run = Run {
         command,
-        pid: outcome.pid,
+        // Who could not execute the command never was the service.
+        pid: outcome.pid.filter(|_| verdict.started),
         began,
         service_time: outcome.service_ended.unwrap_or(Time::default()).0,
         whole_time: whole_time.0,

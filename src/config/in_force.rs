@@ -35,7 +35,7 @@ type Keys = Vec<(&'static str, Option<Value>)>;
 
 impl Config {
     fn sections(&self) -> Vec<(&'static str, Keys)> {
-        let argv = self.command.argv.iter().map(|argument| text(argument.display())).collect::<Vec<_>>();
+        let argv: Vec<_> = self.command.argv.iter().map(|argument| argument.to_string_lossy()).collect();
         let environment =
             self.command.environment.iter().map(|(name, value)| (name.clone(), text(mask::variable(name, value))));
         let success = self.success_exit_status.iter().map(|status| match status {
@@ -50,7 +50,7 @@ impl Config {
             (
                 "service",
                 vec![
-                    ("command", (!argv.is_empty()).then(|| argv.into())),
+                    ("command", (!argv.is_empty()).then(|| mask::arguments(&argv).into())),
                     ("working-directory", path(&self.command.working_directory)),
                     ("environment", Some(Value::Table(environment.collect()))),
                     ("success-exit-status", Some(success.collect::<Vec<_>>().into())),

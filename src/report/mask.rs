@@ -32,17 +32,22 @@ const SHORT_OPTIONS: [(&str, &str); 2] = [("sshpass", "-p"), ("curl", "-u")];
 
 /// A command line as one line, with quotes where a shell would need them, and without its secrets.
 pub fn command_line<S: AsRef<str>>(arguments: &[S]) -> String {
+    self::arguments(arguments).iter().map(|argument| quote(argument)).collect::<Vec<_>>().join(" ")
+}
+
+/// Arguments, the program first, without their secrets.
+pub fn arguments<S: AsRef<str>>(arguments: &[S]) -> Vec<String> {
     let mut masked = Vec::with_capacity(arguments.len());
     let program = arguments.first().map_or("", |name| name.as_ref().rsplit('/').next().unwrap_or(""));
     let mut next_is_secret = false;
     for argument in arguments {
         let argument = argument.as_ref();
-        masked.push(if next_is_secret { MASK.to_owned() } else { quote(&words(argument)) });
+        masked.push(if next_is_secret { MASK.to_owned() } else { words(argument) });
         let option = argument.starts_with('-') && !argument.contains(['=', ' ', ':']);
         next_is_secret = !next_is_secret
             && (option && is_secret(argument.trim_start_matches('-')) || SHORT_OPTIONS.contains(&(program, argument)));
     }
-    masked.join(" ")
+    masked
 }
 
 /// The value of a variable, or the mask when its name says that it is secret.
