@@ -195,8 +195,8 @@ impl Effects {
         Some(Event::Signal { received: signal, wanted })
     }
 
-    /// Reaps all that can be reaped, and closes the batch with what is left.
-    pub fn reap(&mut self, events: &mut Vec<Event>) {
+    /// Reaps what can be reaped, and closes the batch with what is left.
+    pub fn reap(&mut self, events: &mut Vec<Event>) -> Left {
         let now = self.clock.now();
         let mut changed = self.outcome.start_error.is_some();
         let Effects { lineage, main, stopped_by, outcome, .. } = self;
@@ -223,6 +223,7 @@ impl Effects {
         } else if changed || left == Left::Nobody {
             events.push(Event::TreeChanged);
         }
+        left
     }
 
     fn suspend(&mut self) {

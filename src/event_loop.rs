@@ -10,6 +10,7 @@
 
 use crate::effects::{Clock, Effects};
 use crate::process::memory;
+use crate::process::reap::Left;
 use crate::process::signals::SignalSource;
 use crate::supervisor::{Event, Supervisor, Time, Verdict};
 use mio::unix::SourceFd;
@@ -62,14 +63,16 @@ impl EventLoop {
         self.watch_start(effects);
         let mut ready = Events::with_capacity(4);
         let mut events = Vec::new();
+        let mut left = Left::Somebody;
         loop {
             if let Some(verdict) = effects.verdict() {
                 return verdict;
             }
             // It fails only when interrupted, which the blocked signals leave to a debugger; the batch is made all the same.
-            let _ = self.poll.poll(&mut ready, self.patience(supervisor));
+            let patience = if left == Left::More { Some(Duration::ZERO) } else { self.patience(supervisor) };
+            let _ = self.poll.poll(&mut ready, patience);
             self.settle();
-            self.batch(effects, &mut events);
+            left = self.batch(effects, &mut events);
             // Looked at now: what these events lead to may take its time, and who dies meanwhile has to be heard first.
             let late = supervisor.deadline().is_some_and(|deadline| deadline <= self.clock.now());
             for event in events.drain(..) {
@@ -81,10 +84,10 @@ impl EventLoop {
         }
     }
 
-    fn batch(&self, effects: &mut Effects, events: &mut Vec<Event>) {
+    fn batch(&self, effects: &mut Effects, events: &mut Vec<Event>) -> Left {
         events.extend(effects.check_start());
         self.signals.drain(|received| events.extend(effects.signal_event(received)));
-        effects.reap(events);
+        effects.reap(events)
     }
 
     fn hand_in(&self, event: Event, supervisor: &mut Supervisor, effects: &mut Effects) {

@@ -5,6 +5,8 @@
 //! counted, and said with the next line that could.
 
 use crate::config::LogFormat;
+use serde_json::{Map, Value, json};
+use std::borrow::Cow;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
@@ -12,6 +14,7 @@ use std::mem::ManuallyDrop;
 use std::os::fd::FromRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
 use tracing_subscriber::fmt::{FmtContext, MakeWriter};
@@ -19,17 +22,17 @@ use tracing_subscriber::registry::LookupSpan;
 
 /// Starts the log. Once in the life of the program; a second call changes nothing.
 pub fn start(format: LogFormat, level: Level) {
-    let builder = tracing_subscriber::fmt().with_max_level(level).with_writer(Stderr);
-    let done = match format {
-        LogFormat::Json => {
-            let builder = builder.json().flatten_event(true).with_target(false).with_current_span(false);
-            tracing::subscriber::set_global_default(builder.with_span_list(false).finish())
-        }
-        LogFormat::Text => tracing::subscriber::set_global_default(builder.event_format(Text::People).finish()),
-        LogFormat::Auto => {
-            let text = if is_the_journal() { Text::Journal } else { Text::People };
-            tracing::subscriber::set_global_default(builder.event_format(text).finish())
-        }
+    let style = match format {
+        LogFormat::Json => Style::Json,
+        LogFormat::Auto if is_the_journal() => Style::Journal,
+        LogFormat::Auto | LogFormat::Text => Style::People,
+    };
+    let builder = tracing_subscriber::fmt().with_max_level(level).with_writer(Stderr(style));
+    let done = if style == Style::Json {
+        let builder = builder.json().flatten_event(true).with_target(false).with_current_span(false);
+        tracing::subscriber::set_global_default(builder.with_span_list(false).finish())
+    } else {
+        tracing::subscriber::set_global_default(builder.event_format(style).finish())
     };
     // An error says that there is a log already.
     drop(done);
@@ -55,65 +58,90 @@ fn stderr() -> ManuallyDrop<File> {
     ManuallyDrop::new(unsafe { File::from_raw_fd(libc::STDERR_FILENO) })
 }
 
-/// A line as text.
-enum Text {
+/// How a line looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Style {
     /// `supervise: warning: …`
     People,
     /// `<4>…`: the journal takes the level from there (sd-daemon(3)) and knows who speaks.
     Journal,
+    /// An object.
+    Json,
 }
 
-impl<S, N> FormatEvent<S, N> for Text
+impl Style {
+    fn before(self, level: Level) -> &'static str {
+        match (self, level) {
+            (Style::Json, _) => "",
+            (Style::People, Level::ERROR) => "supervise: error: ",
+            (Style::People, Level::WARN) => "supervise: warning: ",
+            (Style::People, _) => "supervise: ",
+            (Style::Journal, Level::ERROR) => "<3>",
+            (Style::Journal, Level::WARN) => "<4>",
+            (Style::Journal, Level::INFO) => "<6>",
+            (Style::Journal, _) => "<7>",
+        }
+    }
+
+    /// The line that says how many have no line.
+    fn count(self, dropped: u64) -> String {
+        let lines = if dropped == 1 { "line" } else { "lines" };
+        let text = format!("{dropped} log {lines} dropped: nobody read standard error");
+        if self == Style::Json {
+            let now = humantime::format_rfc3339_micros(SystemTime::now()).to_string();
+            return json!({ "timestamp": now, "level": "WARN", "message": text }).to_string() + "\n";
+        }
+        format!("{}{text}\n", self.before(Level::WARN))
+    }
+
+    /// The line, or as much of it as a pipe takes whole.
+    fn cut(self, line: &[u8]) -> Cow<'_, [u8]> {
+        match self {
+            _ if line.len() <= libc::PIPE_BUF => line.into(),
+            Style::Json => shorter_object(line).unwrap_or_else(|| shorter_text(line)).into(),
+            Style::People | Style::Journal => shorter_text(line).into(),
+        }
+    }
+}
+
+impl<S, N> FormatEvent<S, N> for Style
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
 {
     fn format_event(&self, ctx: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
-        let level = *event.metadata().level();
-        match self {
-            Text::People => writer.write_str(match level {
-                Level::ERROR => "supervise: error: ",
-                Level::WARN => "supervise: warning: ",
-                _ => "supervise: ",
-            })?,
-            Text::Journal => writer.write_str(match level {
-                Level::ERROR => "<3>",
-                Level::WARN => "<4>",
-                Level::INFO => "<6>",
-                _ => "<7>",
-            })?,
+        let before = self.before(*event.metadata().level());
+        let mut text = String::new();
+        ctx.format_fields(Writer::new(&mut text), event)?;
+        if *self == Style::Journal {
+            // It makes an entry of every line.
+            text = text.replace('\n', &format!("\n{before}"));
         }
-        ctx.format_fields(writer.by_ref(), event)?;
-        writer.write_str("\n")
+        writeln!(writer, "{before}{text}")
     }
 }
 
 /// Lines that nobody took.
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
-#[derive(Clone, Copy)]
-struct Stderr;
+#[derive(Clone, Copy, Debug)]
+struct Stderr(Style);
 
 impl<'a> MakeWriter<'a> for Stderr {
     type Writer = Stderr;
 
     fn make_writer(&'a self) -> Stderr {
-        Stderr
+        *self
     }
 }
 
 impl Write for Stderr {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let dropped = DROPPED.load(Ordering::Relaxed);
-        if dropped > 0 {
-            let lines = if dropped == 1 { "line" } else { "lines" };
-            let note = format!("supervise: warning: {dropped} log {lines} dropped: nobody read standard error\n");
-            if offer(note.as_bytes()) {
-                DROPPED.fetch_sub(dropped, Ordering::Relaxed);
-            }
+        if dropped > 0 && offer(self.0.count(dropped).as_bytes()) {
+            DROPPED.fetch_sub(dropped, Ordering::Relaxed);
         }
-        let cut = cut(line);
-        if DROPPED.load(Ordering::Relaxed) > 0 || !offer(&cut) {
+        if DROPPED.load(Ordering::Relaxed) > 0 || !offer(&self.0.cut(line)) {
             DROPPED.fetch_add(1, Ordering::Relaxed);
         }
         Ok(line.len())
@@ -124,15 +152,30 @@ impl Write for Stderr {
     }
 }
 
-/// The line, or as much of it as a pipe takes whole.
-fn cut(line: &[u8]) -> std::borrow::Cow<'_, [u8]> {
-    if line.len() <= libc::PIPE_BUF {
-        return line.into();
-    }
+fn shorter_text(line: &[u8]) -> Vec<u8> {
     let end = "…\n".as_bytes();
-    let mut short = line[..libc::PIPE_BUF - end.len()].to_vec();
-    short.extend(end);
-    short.into()
+    let within_a_character = |at: &usize| line[*at] & 0b1100_0000 == 0b1000_0000;
+    let room = libc::PIPE_BUF - end.len();
+    let cut = (1..=room).rev().find(|at| !within_a_character(at)).unwrap_or(room);
+    [&line[..cut], end].concat()
+}
+
+/// With as much of the message as fits; none when it is no object with a message.
+fn shorter_object(line: &[u8]) -> Option<Vec<u8>> {
+    let mut object: Map<String, Value> = serde_json::from_slice(line).ok()?;
+    let message = object.get("message")?.as_str()?.to_owned();
+    let mut length = message.chars().count().min(libc::PIPE_BUF);
+    loop {
+        let short: String = message.chars().take(length).chain(['…']).collect();
+        object.insert("message".to_owned(), short.into());
+        let text = serde_json::to_string(&object).ok()? + "\n";
+        let over = text.len().saturating_sub(libc::PIPE_BUF);
+        if over == 0 || length == 0 {
+            return Some(text.into_bytes());
+        }
+        // A character takes six bytes at the most.
+        length = length.saturating_sub(over.div_ceil(6));
+    }
 }
 
 /// Writes if that can be done at once. True when it was, also when nobody will ever read it (EPIPE).

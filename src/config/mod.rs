@@ -142,8 +142,12 @@ impl Settings {
     /// # Errors
     /// When it cannot be read, or anything in it is refused.
     pub fn from_file(path: &Path) -> Result<Settings, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|error| ConfigError::Unreadable(path.to_owned(), error))?;
-        Settings::from_text(&text).map_err(|refusals| ConfigError::Refused(path.to_owned(), refusals))
+        let bytes = std::fs::read(path).map_err(|error| ConfigError::Unreadable(path.to_owned(), error))?;
+        let read = match std::str::from_utf8(&bytes) {
+            Ok(text) => Settings::from_text(text),
+            Err(error) => Err(vec![Refusal::not_utf8(&bytes[..error.valid_up_to()])]),
+        };
+        read.map_err(|refusals| ConfigError::Refused(path.to_owned(), refusals))
     }
 
     /// Reads a text.

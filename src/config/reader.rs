@@ -18,6 +18,14 @@ pub struct Refusal {
     pub text: String,
 }
 
+impl Refusal {
+    /// The text goes no further than this.
+    pub(super) fn not_utf8(before: &[u8]) -> Refusal {
+        let text = "not UTF-8: there is a byte here that is no character; save the file as UTF-8".to_owned();
+        Refusal { line: line_after(before), text }
+    }
+}
+
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "line {}: {}", self.line, self.text)
@@ -38,9 +46,12 @@ impl<'s> Refusals<'s> {
 
     pub(super) fn add(&mut self, at: Range<usize>, text: String) {
         let before = self.source.as_bytes().get(..at.start).unwrap_or_default();
-        let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
-        self.list.push(Refusal { line, text });
+        self.list.push(Refusal { line: line_after(before), text });
     }
+}
+
+fn line_after(before: &[u8]) -> usize {
+    before.iter().filter(|byte| **byte == b'\n').count() + 1
 }
 
 /// A value with its full name and place.

@@ -112,6 +112,7 @@ impl Lineage {
         match left {
             // As PID 1 there may be others: who entered from outside has no parent here.
             Left::Nobody => !self.finder.is_init() || nobody_else_in_the_namespace(),
+            Left::More => false,
             Left::Somebody => self.main.is_none() && self.finder.only_strangers_left(),
         }
     }
@@ -168,12 +169,8 @@ impl Lineage {
                 return;
             }
             let new_group = !told_before.contains(&stat.pgid);
-            if new_group && (self.told_groups.contains(&stat.pgid) || group_is_ours(&stat, &self.ours)) {
+            if new_group && (self.told_groups.contains(&stat.pgid) || self.terminate_group(&stat)) {
                 self.leftovers.tell(stat.pid, Signal::TERM);
-                if self.told_groups.insert(stat.pgid) {
-                    kill(-stat.pgid, Signal::TERM);
-                    kill(-stat.pgid, Signal::CONT);
-                }
                 told_by_group.push(stat);
             } else {
                 self.terminate(&stat);
@@ -185,6 +182,15 @@ impl Lineage {
                 self.terminate(&stat);
             }
         }
+    }
+
+    /// False when the group is not to be signalled as a whole, or nobody in it may be: then each is told alone.
+    fn terminate_group(&mut self, seen: &Stat) -> bool {
+        if !group_is_ours(seen, &self.ours) || send(-seen.pgid, Signal::TERM) == Err(libc::EPERM) {
+            return false;
+        }
+        kill(-seen.pgid, Signal::CONT);
+        self.told_groups.insert(seen.pgid)
     }
 
     fn terminate(&mut self, seen: &Stat) {

@@ -15,8 +15,11 @@ use std::os::unix::ffi::OsStringExt;
 /// statfs(2): the file system is procfs.
 const PROC_SUPER_MAGIC: u64 = 0x9fa0;
 
-/// What one read takes at the least; a page, which is what the kernel gives at once for most of these files.
+/// What one read takes: a page, which is what the kernel gives at once for most of these files.
 const PIECE: usize = 4096;
+
+/// By how much a full piece may be shorter: records, such as one number in a list, are not cut in two.
+const LONGEST_RECORD: usize = 64;
 
 /// A `/proc` that shows our own pid namespace.
 #[derive(Debug)]
@@ -209,22 +212,20 @@ impl Process {
     }
 
     /// A whole file. Read in large pieces: the kernel makes these texts anew for each, and knows no size beforehand for
-    /// which the standard library could ask.
+    /// which the standard library could ask. A piece that is not full is the last: a list of children to which a chain of
+    /// processes adds would have no other end.
     fn read(&self, name: &CStr) -> io::Result<Vec<u8>> {
         let mut file = File::from(open_at(self.directory.as_raw_fd(), name, libc::O_RDONLY)?);
-        let mut text = vec![0; PIECE];
-        let mut length = 0;
+        let mut text = Vec::new();
         loop {
-            match file.read(&mut text[length..])? {
-                0 => break,
-                more => length += more,
-            }
-            if text.len() - length < PIECE / 2 {
-                text.resize(text.len() * 2, 0);
+            let length = text.len();
+            text.resize(length + PIECE, 0);
+            let more = file.read(&mut text[length..])?;
+            text.truncate(length + more);
+            if more < PIECE - LONGEST_RECORD {
+                return Ok(text);
             }
         }
-        text.truncate(length);
-        Ok(text)
     }
 }
 

@@ -24,11 +24,18 @@ pub enum Left {
     Nobody,
     /// Somebody lives.
     Somebody,
+    /// There are more dead to be taken.
+    More,
 }
 
-/// Takes every change of a child that waits to be taken; SIGCHLD counts for any number of them. Never blocks.
+/// The most that one call takes. A chain of processes that fork and exit leaves the dead as fast as they are taken, and there
+/// is more to do.
+const MOST: usize = 1000;
+
+/// Takes every change of a child that waits to be taken; SIGCHLD counts for any number of them. Never blocks, and
+/// takes no more than a thousand at once.
 pub fn reap(mut take: impl FnMut(Change)) -> Left {
-    loop {
+    for _ in 0..MOST {
         let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
         let options = libc::WEXITED | libc::WSTOPPED | libc::WNOHANG | libc::__WALL;
         // SAFETY: `info` is ours and zeroed, which is a valid siginfo_t. WNOHANG leaves it untouched when nothing waits.
@@ -55,6 +62,7 @@ pub fn reap(mut take: impl FnMut(Change)) -> Left {
             _ => take(Change::Ended(pid, Exit::Code(u8::try_from(status & 0xff).unwrap_or(u8::MAX)))),
         }
     }
+    Left::More
 }
 
 /// Whether this process has a child at all; takes nothing.

@@ -25,9 +25,10 @@ pub struct Inherited {
 
 impl Inherited {
     /// Blocks every signal and resets SIGCHLD: with SIGCHLD ignored the kernel would reap by itself, and waiting would
-    /// never tell how a process ended.
-    pub fn take() -> Inherited {
-        let mask = set_mask(ALL);
+    /// never tell how a process ended. `former` is the mask we were started with, if all were blocked already.
+    pub fn take(former: Option<u64>) -> Inherited {
+        let found = set_mask(ALL);
+        let mask = former.unwrap_or(found);
         // SAFETY: SIG_DFL is a valid disposition, and no handler of ours is replaced.
         let sigchld_ignored = unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) } == libc::SIG_IGN;
         Inherited { mask, sigchld_ignored }

@@ -2,7 +2,7 @@
 //! hands that fail. Every action may have its effect at once, late, twice or never; every event may come late or twice.
 //!
 //! The world holds to the contract at the head of `mod.rs` and to nothing else. What must hold in all of them is in
-//! `invariants.rs`. A failure prints its seed, which `PROPTEST_RNG_SEED` brings back; `PROPTEST_CASES` makes more worlds.
+//! `invariants.rs`. A failure prints its seed, which `PROPTEST_RNG_SEED` brings back; `PROPTEST_CASES` makes more.
 
 use super::exit::Exit;
 use super::invariants::{Past, Step};

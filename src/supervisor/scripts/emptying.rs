@@ -37,6 +37,17 @@ fn many_deaths_put_the_next_look_off_no_further() {
 }
 
 #[test]
+fn a_look_that_took_long_is_followed_by_as_long_a_pause_up_to_a_limit() {
+    let mut script = Script::emptying();
+    for look in [5, 15, 35, 75, 155] {
+        script.on(look, Tick, [look_until(2_000)]);
+    }
+    script.sleeps_until(315).on(195, TreeChanged, []).sleeps_until(235).on(235, Tick, [look_until(2_000)]);
+    script.sleeps_until(555).on(440, TreeChanged, []).sleeps_until(540).on(540, TreeChanged, [look_until(2_000)]);
+    script.sleeps_until(1_040).on(541, TreeChanged, []).sleeps_until(546);
+}
+
+#[test]
 fn when_killing_every_death_brings_a_look_at_once() {
     let mut script = Script::emptying();
     script.on(2_000, Tick, [kill_from(2_000)]).sleeps_until(2_005).on(2_001, TreeChanged, [kill_from(2_000)]);
