@@ -284,9 +284,10 @@ fn functions(text: &str) -> Vec<(String, usize)> {
     let mut found = vec![];
     for (at, line) in lines.iter().enumerate() {
         let code = line.trim_start();
-        let begins = code.split("fn ").next().is_some_and(|before| {
-            before.len() < code.len() && before.split_whitespace().all(|word| is_before_fn(word))
-        });
+        let begins = code
+            .split("fn ")
+            .next()
+            .is_some_and(|before| before.len() < code.len() && before.split_whitespace().all(is_before_fn));
         if !begins || line.ends_with(['}', ';']) {
             continue;
         }

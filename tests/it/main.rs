@@ -4,7 +4,19 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod bombs;
+mod command;
+mod end;
 mod harness;
 mod harness_terminal;
 mod house;
+mod life;
+mod pid_one;
 mod real;
+mod refused;
+mod start;
+mod strangers;
+mod survivors;
+mod terminal;
+mod terminal_scripts;
+mod trees;

@@ -64,11 +64,11 @@ fn name() -> &'static str {
 }
 
 pub(crate) fn ignore(signal: i32) {
-    set(signal, libc::SIG_IGN);
+    set(signal, libc::SIG_IGN, false);
 }
 
 pub(crate) fn default(signal: i32) {
-    set(signal, libc::SIG_DFL);
+    set(signal, libc::SIG_DFL, false);
 }
 
 /// Back to the default for all 64; the two libc keeps for itself can be inherited as ignored like any other.
@@ -81,10 +81,13 @@ pub(crate) fn all_default() {
     }
 }
 
-fn set(signal: i32, handler: usize) {
+fn set(signal: i32, handler: usize, alone: bool) {
     // SAFETY: all zero is a valid sigaction; the handler is SIG_DFL, SIG_IGN or our async-signal-safe function.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
+        if alone {
+            libc::sigfillset(&raw mut action.sa_mask);
+        }
         action.sa_sigaction = handler;
         action.sa_flags = libc::SA_RESTART;
         libc::sigaction(signal, &raw const action, std::ptr::null_mut());
@@ -116,7 +119,8 @@ pub(crate) fn on(signal: i32, act: Act) {
     slot.ignored.store(born.ignored, SeqCst);
     slot.setsid.store(born.setsid, SeqCst);
     slot.kind.store(kind, SeqCst);
-    set(signal, handle as extern "C" fn(i32) as usize);
+    // Handlers that interrupt each other would tell of the last signal first; those that wait must not hold others up.
+    set(signal, handle as extern "C" fn(i32) as usize, matches!(act, Act::Report));
 }
 
 extern "C" fn handle(signal: i32) {

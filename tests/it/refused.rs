@@ -1,0 +1,94 @@
+//! System calls that the kernel, or a filter of a container, refuses: what still holds then.
+
+use std::time::Duration;
+
+use libc::{EAGAIN, EMFILE, ENOMEM, ENOSYS, EPERM, ESRCH, SIGTERM};
+
+use crate::end::{IMPATIENT, fate};
+use crate::support::fault::Fault;
+use crate::support::tree::Node;
+use crate::support::{Ended, Supervise, node};
+
+fn deaf(name: &str) -> Node {
+    node(name).ignores([SIGTERM])
+}
+
+/// Leftovers near and far, deep and not; ends with 7 when they are all up.
+fn tree() -> Node {
+    let far = node("far").setsid().with(deaf("deep").with(node("group").own_group()));
+    node("main").with(node("near")).with(far).with(deaf("fallen").daemonized()).exit_when_up(7)
+}
+
+fn with(fault: Fault) -> Supervise {
+    Supervise::new().options(IMPATIENT).fault(fault)
+}
+
+fn all_ended(ended: &Ended) {
+    assert_eq!(ended.code, Some(7), "{ended}");
+    for name in ["near", "far", "group"] {
+        assert_eq!(fate(ended, &format!("node {name}")), "SIGTERM", "{ended}");
+    }
+    for name in ["deep", "fallen"] {
+        assert_eq!(fate(ended, &format!("node {name}")), "SIGKILL", "{ended}");
+    }
+}
+
+#[test]
+fn a_kernel_without_signals_by_descriptor_still_ends_everything() {
+    for errno in [ENOSYS, EPERM] {
+        all_ended(&with(Fault::new().fails(libc::SYS_pidfd_send_signal, errno)).tree(tree()).run());
+    }
+}
+
+#[test]
+fn a_target_that_is_said_to_be_gone_ends_no_sweep() {
+    let ended = with(Fault::new().fails(libc::SYS_pidfd_send_signal, ESRCH)).tree(tree()).run();
+    assert_eq!(ended.code, Some(7), "{ended}");
+    assert_eq!(fate(&ended, "node fallen"), "SIGKILL", "{ended}");
+}
+
+#[test]
+fn what_only_saves_effort_may_be_missing() {
+    for call in [libc::SYS_close_range, libc::SYS_pidfd_open, libc::SYS_pwritev2, libc::SYS_clone3] {
+        all_ended(&with(Fault::new().fails(call, ENOSYS)).tree(tree()).run());
+    }
+}
+
+fn nothing_was_started(fault: Fault) {
+    let run = with(fault);
+    let sign = run.dir().join("started");
+    let ended = run.command(["touch", sign.to_str().unwrap()]).run();
+    assert_eq!((ended.code, ended.signal), (Some(125), None), "{ended}");
+    assert!(!sign.exists(), "{ended}");
+    let lines = ended.stderr.lines().count();
+    assert!(lines == 1 && ended.stderr.contains("cannot "), "{ended}");
+    assert!(ended.wall < Duration::from_secs(25), "{ended}");
+}
+
+#[test]
+fn without_a_process_for_the_service_nothing_is_started() {
+    // By whichever call the C library forks.
+    for (errno, text) in [(EAGAIN, "Resource temporarily unavailable"), (ENOMEM, "Cannot allocate memory")] {
+        let forks = [libc::SYS_clone, libc::SYS_clone3];
+        let fault = forks.into_iter().fold(Fault::new(), |fault, call| fault.fails(call, errno));
+        let ended = with(fault.clone()).command(["true"]).run();
+        assert!(ended.stderr.contains("cannot start the service") && ended.stderr.contains(text), "{ended}");
+        assert_eq!(ended.report["result"], "start-failed", "{ended}");
+        nothing_was_started(fault);
+    }
+}
+
+#[test]
+fn without_a_source_of_events_nothing_is_started() {
+    for (call, errno) in
+        [(libc::SYS_signalfd4, EMFILE), (libc::SYS_epoll_create1, EMFILE), (libc::SYS_epoll_ctl, ENOMEM)]
+    {
+        nothing_was_started(Fault::new().fails(call, errno));
+    }
+}
+
+#[test]
+fn without_being_the_one_that_orphans_fall_to_nothing_is_started() {
+    let subreaper = libc::PR_SET_CHILD_SUBREAPER.cast_unsigned();
+    nothing_was_started(Fault::new().fails_with(libc::SYS_prctl, 0, subreaper, EPERM));
+}

@@ -1,0 +1,263 @@
+//! Random trees, random deaths: whatever it was, nothing is left, and the exit code is the right one.
+//!
+//! For 2 s, or TORTURE_SECONDS. Every round has a seed of its own, which is all that it is made of; a failure prints it,
+//! and TORTURE_SEED plays that one again.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
+
+#[path = "support/mod.rs"]
+mod support;
+
+use std::io::Write as _;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use libc::{SIGABRT, SIGHUP, SIGINT, SIGKILL, SIGSEGV, SIGTERM, SIGUSR1};
+use support::tree::{Born, Node};
+use support::{Act, Ended, Supervise, node};
+
+/// The longest that the ladder of a round can take, many times over.
+const BOUNDED: Duration = Duration::from_secs(50);
+
+/// Small and known: the same seed is the same round everywhere. (xorshift64*)
+struct Dice(u64);
+
+impl Dice {
+    fn new(seed: u64) -> Self {
+        // Neighbours are to be strangers, and the state must not be 0.
+        Self((seed.wrapping_add(1)).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    fn below(&mut self, end: u32) -> u32 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        let high = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32;
+        u32::try_from(high % u64::from(end)).unwrap()
+    }
+
+    fn one_in(&mut self, chances: u32) -> bool {
+        self.below(chances) == 0
+    }
+
+    fn of<T: Copy>(&mut self, choice: &[T]) -> T {
+        choice[self.below(u32::try_from(choice.len()).unwrap()) as usize]
+    }
+}
+
+/// How the run comes to its end.
+#[derive(Clone, Copy, Debug)]
+enum Death {
+    Exit(i32),
+    Signal(i32),
+    /// Somebody kills the main process.
+    Killed,
+    Stop {
+        signal: i32,
+        deaf: bool,
+    },
+    /// The main process catches the signal, makes a newborn and exits.
+    StopWithNewborn(i32),
+    Timeout {
+        deaf: bool,
+    },
+}
+
+impl Death {
+    fn random(dice: &mut Dice) -> Self {
+        match dice.below(6) {
+            0 => Self::Exit(dice.of(&[0, 1, 42, 127, 255])),
+            1 => Self::Signal(dice.of(&[SIGKILL, SIGSEGV, SIGABRT, SIGTERM, 34, 64])),
+            2 => Self::Killed,
+            3 => Self::StopWithNewborn(dice.of(&[0, 3])),
+            4 => Self::Timeout { deaf: dice.one_in(2) },
+            _ => Self::Stop { signal: dice.of(&[SIGTERM, SIGINT]), deaf: dice.one_in(2) },
+        }
+    }
+
+    fn main(self, born: Born) -> Node {
+        let main = node("main");
+        match self {
+            Self::Exit(code) => main.exit_when_up(code),
+            Self::Signal(signal) => main.killed_by(signal),
+            Self::StopWithNewborn(code) => main.on(SIGTERM, Act::NewbornThenExit(born, code)),
+            Self::Stop { deaf: true, .. } | Self::Timeout { deaf: true } => main.ignores([SIGTERM, SIGINT]),
+            Self::Killed | Self::Stop { .. } | Self::Timeout { .. } => main,
+        }
+    }
+
+    fn code(self) -> i32 {
+        match self {
+            Self::Exit(code) | Self::StopWithNewborn(code) => code,
+            Self::Signal(signal) | Self::Stop { signal, deaf: false } => 128 + signal,
+            Self::Killed | Self::Stop { deaf: true, .. } => 128 + SIGKILL,
+            Self::Timeout { .. } => 124,
+        }
+    }
+
+    /// Whether the test brings it about, so that everybody is alive until then.
+    fn is_ours(self) -> bool {
+        matches!(self, Self::Killed | Self::Stop { .. } | Self::StopWithNewborn(_))
+    }
+}
+
+fn born(dice: &mut Dice) -> Born {
+    Born { ignored: if dice.one_in(2) { 1 << (SIGTERM - 1) } else { 0 }, setsid: dice.one_in(2) }
+}
+
+/// A process with what it leaves: at most `depth` levels, numbered in the order in which they are described.
+fn random_node(dice: &mut Dice, depth: u32, count: &mut u32) -> Node {
+    *count += 1;
+    let mut it = node(&format!("n{count}"));
+    it = match dice.below(8) {
+        0 | 1 => it.setsid(),
+        2 => it.subreaper(),
+        _ => it,
+    };
+    it = match dice.below(6) {
+        0 | 1 => it.ignores([SIGTERM, SIGHUP]),
+        2 => it.reports([SIGTERM]),
+        3 => {
+            let born = born(dice);
+            it.on(SIGTERM, dice.of(&[Act::Newborn(born), Act::NewbornThenExit(born, 0), Act::Exit(9)]))
+        }
+        _ => it,
+    };
+    if dice.one_in(8) {
+        it = it.comm(dice.of(&["a) S b", ") Z 1", "((", " "]));
+    }
+    if dice.one_in(10) {
+        it = it.leader_exits();
+    }
+    if depth > 0 {
+        for _ in 0..dice.below(4) {
+            it = it.with(random_child(dice, depth - 1, count));
+        }
+    }
+    it
+}
+
+fn random_child(dice: &mut Dice, depth: u32, count: &mut u32) -> Node {
+    if dice.one_in(10) {
+        // Its parent is suspended as long as it lives.
+        let leaf = node(&format!("v{count}")).vforked();
+        *count += 1;
+        let parent = node(&format!("n{count}"));
+        return if dice.one_in(2) { parent.setsid() } else { parent }.with(leaf);
+    }
+    if dice.one_in(8) {
+        *count += 1;
+        return node(&format!("n{count}")).own_group().with(random_node(dice, 0, count));
+    }
+    let child = random_node(dice, depth, count);
+    match dice.below(12) {
+        0 => child.orphaned(),
+        1 => child.daemonized(),
+        2 => child.cloned(),
+        3 => child.clone_parent(),
+        4 => child.exit_signal(0),
+        5 => child.exit_signal(SIGUSR1),
+        6 => child.setsid().stopped(),
+        7 => child.traced(),
+        _ => child,
+    }
+}
+
+#[derive(Debug)]
+struct Round {
+    death: Death,
+    tree: Node,
+    pid_one: bool,
+    leftover_timeout: u32,
+    /// Who is killed while the service runs.
+    victims: Vec<String>,
+    target: &'static str,
+}
+
+impl Round {
+    fn random(seed: u64, root: bool) -> Self {
+        let mut dice = Dice::new(seed);
+        let death = Death::random(&mut dice);
+        let mut count = 0;
+        let mut tree = death.main(born(&mut dice));
+        for _ in 0..dice.below(5) {
+            tree = tree.with(random_child(&mut dice, 3, &mut count));
+        }
+        // With other targets a leftover may be asked to go before the main process has gone.
+        let target = dice.of(&["main", "main", "group", "tree"]);
+        let mut victims: Vec<String> = Vec::new();
+        for _ in 0..dice.below(4) {
+            let victim = format!("n{}", 1 + dice.below(count.max(1)));
+            if death.is_ours() && count > 0 && !victims.contains(&victim) {
+                victims.push(victim);
+            }
+        }
+        let (pid_one, leftover_timeout) = (root && dice.one_in(5), dice.of(&[0, 20, 150]));
+        Self { death, tree, pid_one, leftover_timeout, victims, target }
+    }
+
+    fn play(&self) -> Ended {
+        let config = format!("[stop]\ntarget = \"{}\"\ntimeout = \"150ms\"\n", self.target);
+        let leftover_timeout = format!("{}ms", self.leftover_timeout);
+        let mut run = Supervise::new().config(&config).options(["--leftover-timeout", &leftover_timeout]);
+        if matches!(self.death, Death::Timeout { .. }) {
+            run = run.options(["--timeout", "200ms"]);
+        }
+        if self.pid_one {
+            run = run.pid_one();
+        }
+        let mut run = run.rlimit(libc::RLIMIT_CORE, 0, 0).tree(self.tree.clone()).start();
+        if !matches!(self.death, Death::Timeout { .. }) {
+            run.wait_up();
+        }
+        for victim in &self.victims {
+            run.signal_node(victim, SIGKILL);
+        }
+        match self.death {
+            Death::Killed => run.signal_node("main", SIGKILL),
+            Death::Stop { signal, .. } => run.signal(signal),
+            Death::StopWithNewborn(_) => run.signal(SIGTERM),
+            Death::Exit(_) | Death::Signal(_) | Death::Timeout { .. } => {}
+        }
+        run.finish()
+    }
+
+    fn check(&self, ended: &Ended) {
+        // Nothing left is what `finish` has seen to.
+        assert_eq!((ended.code, ended.signal), (Some(self.death.code()), None), "{ended}");
+        assert_eq!(ended.fell, 0, "{ended}");
+        assert!(ended.after_signal < BOUNDED, "{ended}");
+        let leftovers = ended.report["leftovers"].as_array().unwrap();
+        let fates = ["by itself", "SIGTERM", "SIGKILL"];
+        assert!(leftovers.iter().all(|one| fates.contains(&one["ended"].as_str().unwrap())), "{ended}");
+        let by_us = leftovers.iter().any(|one| one["ended"] != "by itself");
+        assert!(!by_us || ended.stderr.contains("ended "), "{ended}");
+    }
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is no number: {text}")))
+}
+
+#[test]
+fn nothing_is_left_of_random_trees_that_die_random_deaths() {
+    let only = number("TORTURE_SEED");
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let first = only.unwrap_or(now.as_secs() * 1_000_000);
+    let end = Instant::now() + Duration::from_secs(number("TORTURE_SECONDS").unwrap_or(2));
+    // SAFETY: no memory is involved.
+    let root = unsafe { libc::geteuid() } == 0;
+    let mut out = std::io::stderr();
+    let _ = writeln!(out, "torture: first seed {first}");
+    let (mut rounds, mut processes) = (0, 0);
+    while rounds == 0 || (only.is_none() && Instant::now() < end) {
+        let seed = first + rounds;
+        let round = Round::random(seed, root);
+        if let Err(cause) = catch_unwind(AssertUnwindSafe(|| round.check(&round.play()))) {
+            let _ = writeln!(out, "torture: TORTURE_SEED={seed} failed: {round:#?}");
+            resume_unwind(cause);
+        }
+        rounds += 1;
+        processes += round.tree.count();
+    }
+    let _ = writeln!(out, "torture: {rounds} rounds, {processes} processes");
+}
