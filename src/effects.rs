@@ -198,14 +198,15 @@ impl Effects {
     /// Reaps what can be reaped, and closes the batch with what is left.
     pub fn reap(&mut self, events: &mut Vec<Event>) -> Left {
         let now = self.clock.now();
-        let mut changed = self.outcome.start_error.is_some();
+        let mut changed = false;
         let Effects { lineage, main, stopped_by, outcome, .. } = self;
         let left = reap(|change| match change {
             Change::Ended(pid, exit) => {
                 changed = true;
                 lineage.reaped(pid, exit);
                 if *main == Some(pid) {
-                    *main = None;
+                    // Before the clean-up: an impatient key is for us now.
+                    terminal.take_back(main.take());
                     outcome.service_ended = Some(now);
                     debug!("the service {exit}");
                     events.push(Event::Exited(exit));
@@ -220,7 +221,7 @@ impl Effects {
         });
         if main.is_none() && self.lineage.is_empty(left) {
             events.push(Event::TreeEmpty);
-        } else if changed || left == Left::Nobody {
+        } else if changed {
             events.push(Event::TreeChanged);
         }
         left

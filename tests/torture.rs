@@ -11,7 +11,7 @@ use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use libc::{SIGABRT, SIGHUP, SIGINT, SIGKILL, SIGSEGV, SIGTERM, SIGUSR1};
+use libc::{SIGABRT, SIGHUP, SIGINT, SIGKILL, SIGSEGV, SIGTERM, SIGURG};
 use support::tree::{Born, Node};
 use support::{Act, Ended, Supervise, node};
 
@@ -125,9 +125,6 @@ fn random_node(dice: &mut Dice, depth: u32, count: &mut u32) -> Node {
     if dice.one_in(8) {
         it = it.comm(dice.of(&["a) S b", ") Z 1", "((", " "]));
     }
-    if dice.one_in(10) {
-        it = it.leader_exits();
-    }
     if depth > 0 {
         for _ in 0..dice.below(4) {
             it = it.with(random_child(dice, depth - 1, count));
@@ -155,9 +152,10 @@ fn random_child(dice: &mut Dice, depth: u32, count: &mut u32) -> Node {
         2 => child.cloned(),
         3 => child.clone_parent(),
         4 => child.exit_signal(0),
-        5 => child.exit_signal(SIGUSR1),
+        5 => child.exit_signal(SIGURG),
         6 => child.setsid().stopped(),
         7 => child.traced(),
+        8 => child.leader_exits(),
         _ => child,
     }
 }
@@ -205,7 +203,7 @@ impl Round {
         if self.pid_one {
             run = run.pid_one();
         }
-        let mut run = run.rlimit(libc::RLIMIT_CORE, 0, 0).tree(self.tree.clone()).start();
+        let mut run = run.guard(BOUNDED).rlimit(libc::RLIMIT_CORE, 0, 0).tree(self.tree.clone()).start();
         if !matches!(self.death, Death::Timeout { .. }) {
             run.wait_up();
         }

@@ -19,7 +19,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use toml::de::DeTable;
 use tracing::Level;
-use value::{TARGETS, choice, command, duration_value, path, signal, signal_map, success_statuses, variables};
+use value::{
+    TARGETS, choice, command, duration_value, path, signal, signal_map, success_statuses, time_to_die, variables,
+};
 
 /// How the log looks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -209,7 +211,8 @@ impl Settings {
                 stop_timeout: self.stop_timeout.unwrap_or(Duration::from_secs(7)),
                 leftover_timeout: self.leftover_timeout.unwrap_or(Duration::from_secs(2)),
                 kill_timeout: self.kill_timeout.unwrap_or(Duration::from_secs(5)),
-                run_timeout: self.timeout,
+                // As timeout(1) has it: nothing is no limit.
+                run_timeout: self.timeout.filter(|limit| !limit.is_zero()),
                 job_control: false,
             },
             signal_map: self.signal_map,
@@ -237,7 +240,7 @@ fn read_sections(mut root: Section<'_>, refusals: &mut Refusals<'_>) -> Settings
     settings.stop_target = stop.read("target", refusals, |value| choice(value, &TARGETS));
     settings.stop_timeout = stop.read("timeout", refusals, duration_value);
     settings.leftover_timeout = stop.read("leftover-timeout", refusals, duration_value);
-    settings.kill_timeout = stop.read("kill-timeout", refusals, duration_value);
+    settings.kill_timeout = stop.read("kill-timeout", refusals, time_to_die);
     stop.finish(refusals);
 
     let mut signals = root.section("signals", refusals);

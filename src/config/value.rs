@@ -92,6 +92,16 @@ pub(super) fn duration_value(value: DeValue<'_>) -> Result<Duration, String> {
     }
 }
 
+/// The dead need a moment to be gone, so without any everything would be said to have survived.
+pub(super) fn time_to_die(value: DeValue<'_>) -> Result<Duration, String> {
+    match duration_value(value)? {
+        Duration::ZERO => {
+            Err("must be more than nothing, such as \"5s\": what was killed needs a moment to be gone".into())
+        }
+        time => Ok(time),
+    }
+}
+
 pub(super) fn signal(value: DeValue<'_>) -> Result<Signal, String> {
     let text = match &value {
         DeValue::String(text) => text.as_ref(),

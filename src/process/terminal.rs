@@ -6,10 +6,11 @@
 //! stop; SIGCONT goes the other way. Whether a stop of ours has an effect (it has none in an orphaned group, nor for
 //! PID 1) is for the kernel to say: we try, and look whether somebody had to continue us.
 //!
-//! In a pipeline (`supervise -- a | less`) the others of our group must stay in the foreground, and so must a script that
-//! runs us in its background (`supervise -- a & read line`; a shell gives us /dev/null to read then). So where standard
-//! input or output is not the person at the terminal, the service stays in our group, and the keys reach it by
-//! themselves.
+//! Where others are in our group the service stays in it, too, and the keys reach it by themselves: a pipeline's other
+//! members must keep the terminal (`supervise -- a | less`), a script that runs us in its background wants to read
+//! (`supervise -- a & read line`), and one that waits for us ends with the service at Ctrl-C. A shell with job control
+//! makes a command the leader of its group; so who is not the leader has company, and a leader has when its standard input
+//! or output is a pipe.
 
 use super::Pid;
 use crate::signal::Signal;
@@ -51,8 +52,9 @@ impl Terminal {
         let open = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOCTTY).open("/dev/tty");
         // A terminal that hung up can still be opened, and knows no foreground group.
         let controlling = open.ok().filter(|terminal| foreground_group(terminal).is_some());
-        let shares_our_group =
-            controlling.is_some() && (!is_terminal(libc::STDIN_FILENO) || is_pipe(libc::STDOUT_FILENO));
+        let leads = our_group() == nix::unistd::getpid().as_raw();
+        let has_company = !leads || is_pipe(libc::STDIN_FILENO) || is_pipe(libc::STDOUT_FILENO);
+        let shares_our_group = controlling.is_some() && has_company;
         Terminal { controlling, shares_our_group, modes: None }
     }
 
@@ -132,6 +134,14 @@ impl Terminal {
 
     /// Stops us until SIGCONT, as the service was stopped. False when it had no effect.
     pub fn suspend(&self, stopped_by: Signal) -> bool {
+        // A stop would throw it away, and nobody would send another.
+        if is_pending(Signal::CONT) {
+            return true;
+        }
+        // Who is in the namespace with PID 1 cannot stop it, itself included.
+        if nix::unistd::getpid().as_raw() == 1 {
+            return false;
+        }
         if self.controlling.is_none() {
             // SAFETY: our own number, and a valid signal.
             unsafe { libc::kill(libc::getpid(), Signal::STOP.number()) };
@@ -139,15 +149,9 @@ impl Terminal {
         }
         // SIGSTOP would stop us also where nobody is there to continue us.
         let signal = if stopped_by == Signal::STOP { Signal::TSTP } else { stopped_by };
-        if self.shares_our_group {
-            // The key has stopped the others already.
-            // SAFETY: raise takes any valid signal.
-            unsafe { libc::raise(signal.number()) };
-        } else {
-            // What the key would have done to the foreground group: a script that waits for us stops, too.
-            // SAFETY: 0 is our own group; no ladder comes here.
-            unsafe { libc::kill(0, signal.number()) };
-        }
+        // Others in our group had the key themselves.
+        // SAFETY: raise takes any valid signal.
+        unsafe { libc::raise(signal.number()) };
         take_stop(signal);
         is_pending(Signal::CONT)
     }
@@ -191,11 +195,6 @@ fn is_gone(group: Pid) -> bool {
 
 fn is_session_leader() -> bool {
     nix::unistd::getsid(None).is_ok_and(|session| session == nix::unistd::getpid())
-}
-
-fn is_terminal(fd: RawFd) -> bool {
-    // SAFETY: it only asks.
-    unsafe { libc::isatty(fd) == 1 }
 }
 
 fn is_pipe(fd: RawFd) -> bool {

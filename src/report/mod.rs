@@ -158,7 +158,7 @@ impl Run {
         let file = ReportFile {
             schema: SCHEMA,
             supervise: env!("CARGO_PKG_VERSION"),
-            invocation: uuid::Uuid::new_v4().to_string(),
+            invocation: invocation().to_string(),
             command: mask::command_line(&self.command),
             pid: self.pid,
             started: humantime::format_rfc3339_millis(self.began).to_string(),
@@ -217,6 +217,20 @@ impl Run {
         }
         Some(format!("could not end {}", named.join(", ")))
     }
+}
+
+/// A name for this run that no other has. The kernel is asked by us: what the uuid crate asks looks for `/dev/urandom` in a
+/// static build, and ends us where there is none.
+fn invocation() -> uuid::Uuid {
+    let mut random = [0; 16];
+    // SAFETY: the buffer is as long as said.
+    let got = unsafe { libc::syscall(libc::SYS_getrandom, random.as_mut_ptr(), random.len(), libc::GRND_NONBLOCK) };
+    if got != 16 {
+        // Early after boot, or refused by a filter. No other run of this machine has both this moment and this number.
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
+        random = (now << 64 | u128::from(std::process::id())).to_be_bytes();
+    }
+    uuid::Builder::from_random_bytes(random).into_uuid()
 }
 
 fn names<'l>(leftovers: impl Iterator<Item = &'l Leftover>) -> String {

@@ -98,10 +98,18 @@ fn check_of_nothing_prints_the_defaults() {
 
 #[test]
 fn check_starts_nothing() {
-    let ended = Supervise::new().without_report().options(["check"]).command(["sh", "-c", ": > started"]).run();
-    assert_eq!(ended.code, Some(0), "{ended}");
-    assert!(ended.stdout.contains(r#"command = ["sh", "-c", ": > started"]"#), "{ended}");
-    assert!(!ended.dir.path().join("started").exists());
+    let file = "[service]\ncommand = ['sh', '-c', ': > started']\n[report]\nfile = 'report'\n";
+    let check = || Supervise::new().without_report().options(["check"]);
+    let runs = [
+        (check().config(file), 0),
+        (check().config(file).command(["true"]), 2),
+        (check().command(["sh", "-c", ": > started"]), 2),
+    ];
+    for (run, code) in runs {
+        let ended = run.run();
+        assert_eq!(ended.code, Some(code), "{ended}");
+        assert!(!ended.dir.path().join("started").exists() && !ended.dir.path().join("report").exists());
+    }
 }
 
 #[test]
@@ -284,7 +292,7 @@ fn a_service() -> impl Strategy<Value = String> {
         format!("{{ {} }}", pairs.collect::<Vec<_>>().join(", "))
     };
     let status =
-        prop_oneof![(0..256).prop_map(|code| code.to_string()), Just("'HUP'".to_owned()), Just("'143'".to_owned())];
+        prop_oneof![any::<u8>().prop_map(|code| code.to_string()), Just("'HUP'".to_owned()), Just("'143'".to_owned())];
     (
         a_line("command", command),
         a_line("working-directory", a_quoted(a_word().prop_filter("a path", |path| !path.is_empty()))),

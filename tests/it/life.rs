@@ -308,7 +308,8 @@ fn assert_silent(pid: i32, what: &str) {
     let settled = sys::spin(GUARD, || {
         let before = switches(pid);
         pass(Duration::from_millis(200));
-        switches(pid) == before
+        // On a busy machine it may be awake and wait for its turn.
+        state(pid) == 'S' && switches(pid) == before
     });
     assert!(settled, "{what}: it never rests");
     let before = switches(pid);

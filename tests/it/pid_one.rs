@@ -11,7 +11,7 @@ use libc::{
     SIGUSR1, SIGUSR2,
 };
 
-use crate::support::{Act, Ended, Io, Running, Supervise, need_program, need_root, node, sys};
+use crate::support::{Act, Ended, Io, Running, Supervise, need_program, need_root, node, node_program, sys};
 
 type Space = fn(Supervise) -> Supervise;
 
@@ -21,6 +21,11 @@ const SPACES: [(&str, Space); 3] = [
     ("no /proc", Supervise::pid_one_without_proc),
     ("outer /proc", Supervise::pid_one_with_outer_proc),
 ];
+
+/// A busy machine may need long to kill.
+fn patient() -> Supervise {
+    Supervise::new().config("[stop]\nkill-timeout = \"50s\"\n")
+}
 
 fn state(pid: i32) -> char {
     sys::stat(pid).map_or('-', |stat| stat.state)
@@ -47,7 +52,7 @@ fn leftovers_are_asked_then_killed_whatever_proc_shows() {
             .with(node("background").daemonized().on(SIGTERM, Act::Exit(0)))
             .with(node("deaf").own_group().reports([SIGTERM]).with(node("below").reports([SIGTERM])))
             .exit_on_go(3);
-        let mut run = space(Supervise::new().options(["--leftover-timeout", "200ms"])).tree(main).start();
+        let mut run = space(patient().options(["--leftover-timeout", "200ms"])).tree(main).start();
         run.wait_up();
         run.let_go("main");
         let ended = run.finish();
@@ -85,7 +90,8 @@ fn who_entered_from_outside_is_ended_too() {
     }
     let ways =
         [("alive", "exec {}"), ("leader", "exec setsid {}"), ("orphan", "{} & exit 0"), ("far", "setsid {} & exit 0")];
-    for (name, space) in SPACES {
+    // The one that nobody here is the parent of, also by itself.
+    for ((name, space), ways) in SPACES.into_iter().flat_map(|space| [(space, &ways[..1]), (space, &ways)]) {
         let mut run = space(Supervise::new()).tree(node("main").exit_on_go(3)).start();
         let never = run.dir().join("never");
         nix::unistd::mkfifo(&never, nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -102,7 +108,6 @@ fn who_entered_from_outside_is_ended_too() {
                 assert_eq!(leftover(&ended, &format!(" {who}"))["ended"], "SIGTERM", "{ended}");
             }
         }
-        assert!(ended.wall < Duration::from_secs(30), "{ended}");
     }
 }
 
@@ -113,7 +118,7 @@ fn a_stopped_or_deaf_one_that_entered_is_killed() {
     }
     for (name, space) in SPACES {
         let mut run =
-            space(Supervise::new().options(["--leftover-timeout", "100ms"])).tree(node("main").exit_on_go(3)).start();
+            space(patient().options(["--leftover-timeout", "100ms"])).tree(node("main").exit_on_go(3)).start();
         run.wait_up();
         let stopped = run.enter(["sh", "-c", "trap '' TERM; kill -STOP $$; exec sleep 1000"]);
         let deaf = run.enter(["sh", "-c", "trap '' TERM; exec sleep 1000"]);
@@ -223,7 +228,7 @@ fn the_stop_ladder_is_climbed_to_its_end() {
     for (name, space) in SPACES {
         let options = ["--stop-timeout", "100ms", "--leftover-timeout", "100ms"];
         let deaf = node("deaf").setsid().reports([SIGTERM]);
-        let mut run = space(Supervise::new().options(options)).tree(node("main").reports([SIGTERM]).with(deaf)).start();
+        let mut run = space(patient().options(options)).tree(node("main").reports([SIGTERM]).with(deaf)).start();
         run.wait_up();
         run.signal(SIGTERM);
         let ended = run.finish();
@@ -256,6 +261,25 @@ fn stop_signals_stop_the_service_until_sigcont() {
 }
 
 #[test]
+fn a_sigcont_right_behind_the_stop_is_not_lost() {
+    if !need_root() {
+        return;
+    }
+    let mut run = Supervise::new().pid_one().tree(node("main").reports([SIGUSR1])).start();
+    run.wait_up();
+    let main = run.pid_of("main");
+    for times in 1..=200 {
+        run.signal(SIGTSTP);
+        wait_state(main, 'T');
+        run.signal(SIGCONT);
+        run.signal(SIGUSR1);
+        run.wait_got("main", SIGUSR1, times);
+    }
+    run.signal(SIGTERM);
+    assert_eq!(run.finish().code, Some(143));
+}
+
+#[test]
 fn at_a_terminal_ctrl_z_has_no_lasting_effect() {
     if !need_root() {
         return;
@@ -274,6 +298,34 @@ fn at_a_terminal_ctrl_z_has_no_lasting_effect() {
     run.signal(SIGTERM);
     let ended = run.finish();
     assert_eq!((ended.code, ended.foreground), (Some(6), ended.pid), "{ended}");
+}
+
+/// There PID 1 is in a group whose leader is outside.
+#[test]
+fn below_unshare_at_a_terminal_the_keys_work_and_the_terminal_is_given_back() {
+    if !need_root() {
+        return;
+    }
+    let supervise = ["-pf", "--mount-proc", env!("CARGO_BIN_EXE_supervise"), "--"];
+    let service = [node_program().to_str().unwrap(), "tree", "{dir}"];
+    let tree = node("main").reports([SIGINT]).exit_on_go(3);
+    let run = Supervise::program("unshare").options([&supervise[..], &service].concat()).bare_tree(tree);
+    let mut run = run.at_terminal().start();
+    run.wait_up();
+    for times in [1, 3] {
+        run.type_in("\x03");
+        run.wait_got("main", SIGINT, times);
+        run.type_in("\x1a");
+        assert_eq!(run.wait_stopped().signal, SIGTSTP);
+        run.fg();
+        run.wait_continued();
+        run.type_in("\x03");
+        run.wait_got("main", SIGINT, times + 1);
+    }
+    run.let_go("main");
+    let ended = run.finish();
+    assert_eq!((ended.code, ended.foreground), (Some(3), ended.pid), "{ended}");
+    assert_eq!(ended.got("main", SIGINT), 4, "{ended}");
 }
 
 #[test]
@@ -306,7 +358,6 @@ fn a_signal_is_never_lost_once_the_first_instruction_ran() {
             run.signal(SIGTERM);
             let ended = run.finish();
             assert_eq!((ended.code, &ended.report["stop_signal"]), (Some(143), &"SIGTERM".into()), "{ended}");
-            assert!(ended.after_signal < Duration::from_secs(6), "not before the stop timeout: {target}: {ended}");
         }
     }
 }

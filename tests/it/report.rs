@@ -10,6 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use libc::{SIGINT, SIGKILL, SIGTERM};
 use serde_json::{Value, json};
 
+use crate::support::fault::Fault;
 use crate::support::need::need;
 use crate::support::{Act, Ended, Io, Proc, Supervise, need_root, node, node_program, sys};
 
@@ -62,13 +63,16 @@ fn a_clean_end_is_told() {
 
 #[test]
 fn every_run_has_an_invocation_of_its_own() {
-    let invocation = || {
-        let ended = Supervise::new().command(["true"]).run();
-        uuid::Uuid::parse_str(ended.report["invocation"].as_str().unwrap()).unwrap()
-    };
-    let (first, second) = (invocation(), invocation());
-    assert_eq!(first.get_version_num(), 4);
-    assert_ne!(first, second);
+    // Also where the kernel gives no random numbers.
+    for fault in [Fault::new(), Fault::new().fails(libc::SYS_getrandom, libc::ENOSYS)] {
+        let invocation = || {
+            let ended = Supervise::new().fault(fault.clone()).command(["true"]).run();
+            uuid::Uuid::parse_str(ended.report["invocation"].as_str().unwrap()).unwrap()
+        };
+        let (first, second) = (invocation(), invocation());
+        assert_eq!(first.get_version_num(), 4);
+        assert_ne!(first, second);
+    }
 }
 
 #[test]
@@ -250,13 +254,15 @@ fn three_hundred_leftovers_are_all_named_and_the_line_for_people_has_the_first_f
 
 #[test]
 fn a_background_process_that_was_ended_is_said_though_the_service_succeeded() {
-    let ended = shell("sleep 1000 & echo $!").run();
+    let main = node("main").with(node("background").argv(["backup", "--all"])).exit_when_up(0);
+    let mut run = Supervise::new().options(PATIENT).tree(main).start();
+    let pid = run.node("background").pid;
+    let ended = run.finish();
     assert_eq!(ended.code, Some(0), "{ended}");
-    let pid: i32 = ended.stdout.trim().parse().unwrap();
-    assert_eq!(leftover(&ended, pid)["command"], "sleep 1000");
+    assert_eq!(leftover(&ended, pid)["command"], "backup --all");
     let line = line_for_people(&ended);
     assert!(line.starts_with("supervise: ended 1 leftover of the service in "), "{line}");
-    assert!(line.ends_with(&format!(" s (1 by SIGTERM): sleep 1000 (pid {pid})")), "{line}");
+    assert!(line.ends_with(&format!(" s (1 by SIGTERM): backup --all (pid {pid})")), "{line}");
 }
 
 #[test]

@@ -144,7 +144,8 @@ fn a_stop_right_after_the_start_is_never_lost() {
 #[test]
 fn a_stop_that_waited_for_the_start_is_not_lost() {
     let mut command = Command::new(program());
-    command.args(["--stop-signal", "USR1", "--", "sleep", "1000"]);
+    // It ends with its stdin, should we not end it.
+    command.args(["--stop-signal", "USR1", "--", "cat"]).stdin(Stdio::piped());
     let pend = || {
         let blocked = bit(SIGTERM);
         // SAFETY: nothing but system calls.
@@ -156,7 +157,9 @@ fn a_stop_that_waited_for_the_start_is_not_lost() {
     };
     // SAFETY: nothing but system calls.
     let mut child = unsafe { command.pre_exec(pend) }.spawn().unwrap();
+    let held = child.stdin.take();
     assert_eq!(wait(&mut child).code(), Some(128 + libc::SIGUSR1));
+    drop(held);
 }
 
 /// More of them by SUPERVISE_STARTS=20000.

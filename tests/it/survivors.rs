@@ -19,7 +19,7 @@ const SHORT: &str = "[stop]\ntimeout = \"200ms\"\nleftover-timeout = \"300ms\"\n
 /// A kernel thread of patience more than the ladder has: no rung was waited for twice, none for ever.
 const BOUNDED: Duration = Duration::from_secs(25);
 
-fn named<'e>(ended: &'e Ended, pid: i32) -> &'e Value {
+fn named(ended: &Ended, pid: i32) -> &Value {
     let leftovers = ended.report["leftovers"].as_array().unwrap();
     leftovers.iter().find(|one| one["pid"] == pid).unwrap_or_else(|| panic!("{pid} is not named\n{ended}"))
 }

@@ -48,6 +48,15 @@ fn a_look_that_took_long_is_followed_by_as_long_a_pause_up_to_a_limit() {
 }
 
 #[test]
+fn how_long_a_look_took_counts_from_when_it_began_not_from_when_it_was_due() {
+    let mut script = Script::emptying();
+    for look in [5, 15, 35, 75, 155, 400] {
+        script.on(look, Tick, [look_until(2_000)]);
+    }
+    script.sleeps_until(720).on(450, TreeChanged, []).sleeps_until(500);
+}
+
+#[test]
 fn when_killing_every_death_brings_a_look_at_once() {
     let mut script = Script::emptying();
     script.on(2_000, Tick, [kill_from(2_000)]).sleeps_until(2_005).on(2_001, TreeChanged, [kill_from(2_000)]);
