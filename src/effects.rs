@@ -199,7 +199,7 @@ impl Effects {
     pub fn reap(&mut self, events: &mut Vec<Event>) -> Left {
         let now = self.clock.now();
         let mut changed = false;
-        let Effects { lineage, main, stopped_by, outcome, .. } = self;
+        let Effects { lineage, terminal, main, stopped_by, outcome, .. } = self;
         let left = reap(|change| match change {
             Change::Ended(pid, exit) => {
                 changed = true;
