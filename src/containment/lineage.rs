@@ -57,6 +57,8 @@ pub struct Lineage {
     leftovers: Leftovers,
     /// Groups that were told to end as a whole. Who is found in one afterwards was born after that, and is told alone.
     told_groups: HashSet<Pid>,
+    /// Whether SIGTERM was sent where nobody could be found.
+    told_blindly: bool,
     /// Direct children that were sent SIGKILL and are not reaped: their numbers are theirs.
     killed: HashSet<Pid>,
     /// A fork bomb, or as good as one.
@@ -85,6 +87,7 @@ impl Lineage {
             service_group: None,
             leftovers: Leftovers::default(),
             told_groups: HashSet::new(),
+            told_blindly: false,
             killed: HashSet::new(),
             too_many_to_name: false,
         })
@@ -158,7 +161,11 @@ impl Lineage {
     /// first only after the second. Breaks off at `until`: among the processes of a fork bomb we get little time.
     pub fn terminate_leftovers(&mut self, until: Instant) {
         if let Err(why) = self.finder.proc() {
-            return self.signal_blindly(why, &[Signal::TERM, Signal::CONT]);
+            // Once: who was told cannot be told from who was not, and some take a second request for impatience.
+            if !std::mem::replace(&mut self.told_blindly, true) {
+                self.signal_blindly(why, &[Signal::TERM, Signal::CONT]);
+            }
+            return;
         }
         let untold = self.look(until);
         let told_before = self.told_groups.clone();

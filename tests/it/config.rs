@@ -309,7 +309,7 @@ fn a_file() -> impl Strategy<Value = String> {
         a_line("target", a_quoted(select(vec!["main", "group", "tree"]).prop_map(str::to_owned))),
         a_line("timeout", a_quoted(a_duration())),
         a_line("leftover-timeout", a_quoted(a_duration())),
-        a_line("kill-timeout", a_quoted(a_duration())),
+        a_line("kill-timeout", a_quoted(a_duration().prop_map(|time| format!("{time} 1s")))),
     );
     // What may be mapped, by number and by name.
     let map = btree_map(a_signal(1..=3), a_signal(1..=64), 0..3);

@@ -194,6 +194,24 @@ fn known_keys() -> BTreeMap<String, Vec<String>> {
     keys
 }
 
+/// What the reader says that it knows.
+fn known_here(text: &str) -> Vec<String> {
+    let refused = Settings::from_text(text).expect_err(text);
+    let (_, known) = refused[0].text.split_once("known here: ").expect(text);
+    known.split(", ").map(str::to_owned).collect()
+}
+
+#[test]
+fn check_prints_every_key_that_the_reader_knows() {
+    let printed = known_keys();
+    let mut sections = known_here("'~' = 1\n");
+    sections.sort();
+    assert_eq!(printed.keys().collect::<Vec<_>>(), sections.iter().collect::<Vec<_>>());
+    for (section, keys) in printed {
+        assert_eq!(known_here(&format!("[{section}]\n'~' = 1\n")), keys, "{section}");
+    }
+}
+
 #[test]
 fn no_key_takes_a_value_of_a_wrong_kind() {
     for (section, keys) in known_keys() {

@@ -183,17 +183,19 @@ fn each_leftover_is_told_with_its_numbers_and_what_ended_it() {
     let main = node("main")
         .with(node("soft").with(node("below").own_group()))
         .with(node("drains").setsid().on(SIGTERM, Act::Exit(9)))
-        .with(node("deaf").setsid().ignores([SIGTERM]))
+        .with(node("deaf").setsid().ignores([SIGTERM]).with(node("held").own_group()))
         .on(SIGTERM, Act::Exit(4));
     let mut run = Supervise::new().options(PATIENT).tree(main).start();
     run.wait_up();
-    let [soft, below, drains, deaf] = ["soft", "below", "drains", "deaf"].map(|name| run.node(name));
+    let [soft, below, drains, deaf, held] = ["soft", "below", "drains", "deaf", "held"].map(|name| run.node(name));
     assert!(deaf.ignores(SIGTERM));
     let uid = json!(run.dir().metadata().unwrap().uid());
     let (supervise, asked) = (run.pid(), Instant::now());
     run.signal(SIGTERM);
     // Those that listen are given all the time that they need; then a second request, a second after the first.
-    let gone = || [&soft, &below, &drains].iter().all(|proc| sys::stat(proc.pid).is_none());
+    // `held` stays a zombie of the deaf one, and gets SIGKILL when it is dead.
+    let dead = |proc: &Proc| sys::stat(proc.pid).is_none_or(|stat| stat.state == 'Z');
+    let gone = || [&soft, &below, &drains, &held].into_iter().all(dead);
     assert!(sys::spin(Duration::from_secs(50), || gone() && asked.elapsed() > Duration::from_millis(1100)));
     run.signal(SIGTERM);
     let ended = run.finish();
@@ -203,12 +205,13 @@ fn each_leftover_is_told_with_its_numbers_and_what_ended_it() {
     assert_told(&ended, &below, soft.pid, "SIGTERM", &by_signal("SIGTERM", SIGTERM));
     assert_told(&ended, &drains, supervise, "SIGTERM", &json!({ "code": 9 }));
     assert_told(&ended, &deaf, supervise, "SIGKILL", &by_signal("SIGKILL", SIGKILL));
-    assert_eq!(ended.report["leftovers"].as_array().unwrap().len(), 4, "{ended}");
+    assert_told(&ended, &held, deaf.pid, "SIGTERM", &by_signal("SIGTERM", SIGTERM));
+    assert_eq!(ended.report["leftovers"].as_array().unwrap().len(), 5, "{ended}");
     assert!(ended.report["leftovers"].as_array().unwrap().iter().all(|one| one["uid"] == uid), "{ended}");
     assert_eq!((&ended.report["result"], &ended.report["exit"]), (&json!("exit-code"), &json!({ "code": 4 })));
     let line = line_for_people(&ended);
     assert!(
-        line.contains("ended 4 leftovers of the service in ") && line.contains("(3 by SIGTERM, 1 by SIGKILL)"),
+        line.contains("ended 5 leftovers of the service in ") && line.contains("(4 by SIGTERM, 1 by SIGKILL)"),
         "{line}"
     );
 }
