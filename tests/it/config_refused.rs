@@ -79,6 +79,7 @@ fn a_value_that_cannot_be_is_refused_with_what_can() {
         ("[stop]\ntimeout = '-7s'\n", 2, "stop.timeout", "\"-7s\" is not a duration"),
         ("[stop]\ntimeout = ''\n", 2, "stop.timeout", "\"\" is not a duration"),
         ("[stop]\ntimeout = 7\n", 2, "stop.timeout", "in quotes, such as \"7s\" or \"500ms\", not an integer"),
+        ("[stop]\nkill-timeout = '0'\n", 2, "stop.kill-timeout", "must be more than nothing"),
         ("[service]\ntimeout = '99999999999999999999y'\n", 2, "service.timeout", "is not a duration"),
         ("[stop]\nsignal = 'TERMINATE'\n", 2, "stop.signal", "a name such as \"TERM\" or \"SIGTERM\""),
         ("[stop]\nsignal = 65\n", 2, "stop.signal", "a number from 1 to 64"),
