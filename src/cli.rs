@@ -60,7 +60,11 @@ struct Typed {
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Read the configuration, say what is wrong with it, print what is in force
-    Check,
+    Check {
+        /// The command that would be run in place of the file's
+        #[arg(last = true, value_name = "COMMAND")]
+        command: Vec<OsString>,
+    },
 }
 
 #[derive(Args, Debug)]
@@ -141,10 +145,11 @@ pub fn read(arguments: Vec<OsString>) -> Result<Asked, Refused> {
 fn understood(typed: Typed) -> Result<Asked, String> {
     let path = typed.options.config.clone();
     let file = path.as_deref().map_or_else(|| Ok(Settings::default()), Settings::from_file);
-    let settings = file.map_err(|error| error.to_string())?.overridden_by(typed.options.settings(typed.command));
-    if typed.verb.is_some() {
-        return Ok(Asked::Check(settings));
+    let file = file.map_err(|error| error.to_string())?;
+    if let Some(Verb::Check { command }) = typed.verb {
+        return Ok(Asked::Check(file.overridden_by(typed.options.settings(command))));
     }
+    let settings = file.overridden_by(typed.options.settings(typed.command));
     match settings.command.first() {
         None => Err(ConfigError::NoCommand(path).to_string()),
         Some(program) if program.is_empty() => {

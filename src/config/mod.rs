@@ -167,6 +167,7 @@ impl Settings {
             }
         };
         let settings = read_sections(Section::new(String::new(), table), &mut refusals);
+        refusals.list.sort_by_key(|refusal| refusal.line);
         if refusals.list.is_empty() { Ok(settings) } else { Err(refusals.list) }
     }
 

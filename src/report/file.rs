@@ -6,7 +6,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -84,6 +84,7 @@ impl Place {
                 return duplicate(descriptor).map(Place::Write);
             }
             match fs::read_link(&path) {
+                Ok(_) if !is_trusted(&path)? => return Err(io::Error::from_raw_os_error(libc::EPERM)),
                 Ok(target) => path = path.parent().unwrap_or(Path::new("/")).join(target),
                 Err(_) => return Place::at(path),
             }
@@ -103,6 +104,12 @@ impl Place {
             _ => Ok(Place::Replace(path)),
         }
     }
+}
+
+/// Whether a link was made by us or by root: in a directory that others may write to, theirs could lead to any file of ours.
+fn is_trusted(link: &Path) -> io::Result<bool> {
+    let owner = fs::symlink_metadata(link)?.uid();
+    Ok(owner == 0 || owner == nix::unistd::geteuid().as_raw())
 }
 
 /// Which descriptor of ours a path means. To open such a path would begin a file anew from its start, over what the service

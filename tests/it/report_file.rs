@@ -165,6 +165,21 @@ fn a_directory_that_may_not_be_written_to_is_a_warning() {
 }
 
 #[test]
+fn a_link_that_another_user_made_is_not_followed() {
+    if !need_root() {
+        return;
+    }
+    let run = service("{dir}/link");
+    let (victim, link) = (run.dir().join("victim"), run.dir().join("link"));
+    fs::write(&victim, OLD).unwrap();
+    symlink("victim", &link).unwrap();
+    std::os::unix::fs::lchown(&link, Some(65_534), None).unwrap();
+    let ended = run.run();
+    assert_warned(&ended, "link", "Operation not permitted");
+    assert_eq!(fs::read_to_string(ended.dir.path().join("victim")).unwrap(), OLD);
+}
+
+#[test]
 fn a_link_stays_and_the_file_behind_it_is_replaced() {
     for old in [None, Some(OLD.repeat(1000))] {
         let run = service("link");
