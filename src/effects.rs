@@ -191,6 +191,11 @@ impl Effects {
         if by_kernel && self.terminal.reaches_the_service(signal) {
             return None;
         }
+        // A key that was meant for the service, and came to us while the terminal was on its way to it.
+        if by_kernel && signal.asks_for_a_stop() && self.main.is_some() && self.terminal.has_job_control() {
+            self.lineage.signal_group(signal);
+            return None;
+        }
         let wanted = self.signal_map.get(&signal).copied().unwrap_or(signal);
         Some(Event::Signal { received: signal, wanted })
     }
