@@ -167,7 +167,8 @@ fn explain(error: &clap::Error, arguments: &[OsString]) -> String {
     {
         let words: Vec<String> = arguments[at + 1..].iter().map(|word| word.to_string_lossy().into_owned()).collect();
         let line = mask::command_line(&words);
-        return format!("{word:?} is no command of supervise; to run it as the service, write: supervise -- {line}");
+        let word = mask::command_line(&words[..1]);
+        return format!("{word} is no command of supervise; to run it as the service, write: supervise -- {line}");
     }
     // clap begins with "error: ", as our log does by itself.
     let text = error.to_string();

@@ -103,7 +103,9 @@ fn supervise(inherited: Inherited, config: Config) -> u8 {
     let clock = Clock::start();
     let (lineage, mut events) = match (Lineage::enter(), EventLoop::open(clock)) {
         (Ok(lineage), Ok(events)) => (lineage, events),
-        (Err(why), _) => return unable("become the process that orphans fall to (PR_SET_CHILD_SUBREAPER)", &why),
+        (Err(why), _) => {
+            return unable("become the process that orphans fall to (PR_SET_CHILD_SUBREAPER, waitid)", &why);
+        }
         (_, Err(why)) => return unable("open the sources of events (epoll, signalfd)", &why),
     };
     let began = SystemTime::now();

@@ -193,20 +193,22 @@ fn offer(line: &[u8]) -> bool {
 /// kernel knows how to, which is for pipes and sockets.
 fn write_at_once(line: &[u8]) -> Result<usize, i32> {
     let (fd, text, length) = (libc::STDERR_FILENO, line.as_ptr().cast(), line.len());
-    let is_socket = stderr().metadata().is_ok_and(|meta| meta.file_type().is_socket());
-    if is_socket {
+    let kind = stderr().metadata().map(|meta| meta.file_type());
+    if kind.as_ref().is_ok_and(FileTypeExt::is_socket) {
         // SAFETY: text and length are those of `line`.
         return result(unsafe { libc::send(fd, text, length, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) });
     }
-    let part = libc::iovec { iov_base: text.cast_mut(), iov_len: length };
-    // SAFETY: one part, which is only read from.
-    match result(unsafe { libc::pwritev2(fd, &raw const part, 1, -1, libc::RWF_NOWAIT) }) {
-        Err(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ESPIPE | libc::EPERM) => {
-            // SAFETY: text and length are those of `line`. SIGPIPE is blocked.
-            result(unsafe { libc::write(fd, text, length) })
+    // Not for files: some file systems (XFS, Btrfs) answer "again" to whatever changes a time stamp.
+    if kind.as_ref().is_ok_and(FileTypeExt::is_fifo) {
+        let part = libc::iovec { iov_base: text.cast_mut(), iov_len: length };
+        // SAFETY: one part, which is only read from.
+        match result(unsafe { libc::pwritev2(fd, &raw const part, 1, -1, libc::RWF_NOWAIT) }) {
+            Err(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ESPIPE | libc::EPERM) => {}
+            written => return written,
         }
-        written => written,
     }
+    // SAFETY: text and length are those of `line`. SIGPIPE is blocked.
+    result(unsafe { libc::write(fd, text, length) })
 }
 
 fn result(written: isize) -> Result<usize, i32> {

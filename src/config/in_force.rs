@@ -37,7 +37,7 @@ impl Config {
     fn sections(&self) -> Vec<(&'static str, Keys)> {
         let argv: Vec<_> = self.command.argv.iter().map(|argument| argument.to_string_lossy()).collect();
         let environment =
-            self.command.environment.iter().map(|(name, value)| (name.clone(), text(mask::variable(name, value))));
+            self.command.environment.iter().map(|(name, value)| (name.clone(), mask::variable(name, value).into()));
         let success = self.success_exit_status.iter().map(|status| match status {
             SuccessStatus::Code(code) => Value::from(i64::from(*code)),
             SuccessStatus::Signal(signal) => text(signal),

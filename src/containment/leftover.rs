@@ -5,7 +5,7 @@ use crate::process::names::Name;
 use crate::process::proc::Stat;
 use crate::signal::Signal;
 use crate::supervisor::exit::Exit;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The most leftovers that are kept by name. A fork bomb would fill our memory with its dead; beyond this they are only
 /// counted.
@@ -57,9 +57,11 @@ impl Leftover {
 /// All leftovers of a run.
 #[derive(Debug, Default)]
 pub struct Leftovers {
-    living: HashMap<Pid, Leftover>,
+    living: BTreeMap<Pid, Leftover>,
     ended: Vec<Leftover>,
     unnamed: usize,
+    /// Those of the unnamed that are not reaped: each is seen more than once.
+    counted: BTreeSet<Pid>,
 }
 
 impl Leftovers {
@@ -80,15 +82,14 @@ impl Leftovers {
             self.ended.push(former);
         }
         if self.living.len() + self.ended.len() >= MOST {
-            self.unnamed += 1;
-            return;
+            return self.count(stat.pid);
         }
         let leftover = Leftover { stat: stat.clone(), name, told: None, denied: false, fate: Fate::Alive };
         self.living.insert(stat.pid, leftover);
     }
 
     /// Gives those that still have one the name that they have now.
-    pub fn rename(&mut self, names: HashMap<Pid, Name>) {
+    pub fn rename(&mut self, names: BTreeMap<Pid, Name>) {
         for (pid, name) in names {
             if let Some(leftover) = self.living.get_mut(&pid)
                 && !name.arguments.is_empty()
@@ -98,9 +99,9 @@ impl Leftovers {
         }
     }
 
-    /// Counts one that there is no time to name.
+    /// Counts one that there is no time or no room to name.
     pub fn count(&mut self, pid: Pid) {
-        if !self.living.contains_key(&pid) {
+        if !self.living.contains_key(&pid) && self.counted.insert(pid) {
             self.unnamed += 1;
         }
     }
@@ -131,6 +132,7 @@ impl Leftovers {
 
     /// Notes that it was reaped.
     pub fn reaped(&mut self, pid: Pid, exit: Exit) {
+        self.counted.remove(&pid);
         if let Some(mut leftover) = self.living.remove(&pid) {
             leftover.fate = Fate::Ended(Some(exit));
             self.ended.push(leftover);

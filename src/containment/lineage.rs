@@ -25,7 +25,7 @@ use crate::process::terminal::Placement;
 use crate::process::{Pid, names};
 use crate::signal::Signal;
 use crate::supervisor::exit::Exit;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::ControlFlow;
 use std::os::fd::RawFd;
@@ -56,11 +56,11 @@ pub struct Lineage {
     service_group: Option<Pid>,
     leftovers: Leftovers,
     /// Groups that were told to end as a whole. Who is found in one afterwards was born after that, and is told alone.
-    told_groups: HashSet<Pid>,
+    told_groups: BTreeSet<Pid>,
     /// Whether SIGTERM was sent where nobody could be found.
     told_blindly: bool,
     /// Direct children that were sent SIGKILL and are not reaped: their numbers are theirs.
-    killed: HashSet<Pid>,
+    killed: BTreeSet<Pid>,
     /// A fork bomb, or as good as one.
     too_many_to_name: bool,
 }
@@ -69,7 +69,7 @@ impl Lineage {
     /// Becomes the one that orphans fall to. To be called before anything is started.
     ///
     /// # Errors
-    /// When the kernel refuses (before Linux 3.4).
+    /// When the kernel refuses (before Linux 3.4), or a filter does.
     pub fn enter() -> io::Result<Lineage> {
         // SAFETY: a constant option that takes a flag.
         if unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) } != 0 {
@@ -81,14 +81,14 @@ impl Lineage {
             session: nix::unistd::getsid(None).map_or(0, nix::unistd::Pid::as_raw),
         };
         Ok(Lineage {
-            finder: Finder::new(ours.pid, ours.session),
+            finder: Finder::new(ours.pid, ours.session)?,
             ours,
             main: None,
             service_group: None,
             leftovers: Leftovers::default(),
-            told_groups: HashSet::new(),
+            told_groups: BTreeSet::new(),
             told_blindly: false,
-            killed: HashSet::new(),
+            killed: BTreeSet::new(),
             too_many_to_name: false,
         })
     }
@@ -193,7 +193,9 @@ impl Lineage {
 
     /// False when the group is not to be signalled as a whole, or nobody in it may be: then each is told alone.
     fn terminate_group(&mut self, seen: &Stat) -> bool {
-        if !group_is_ours(seen, &self.ours) || send(-seen.pgid, Signal::TERM) == Err(libc::EPERM) {
+        // Reading the names took its time: the child that was in it may have left.
+        let is_pinned = self.finder.is_init() || has_child_in_group(seen.pgid);
+        if !group_is_ours(seen, &self.ours) || !is_pinned || send(-seen.pgid, Signal::TERM) == Err(libc::EPERM) {
             return false;
         }
         kill(-seen.pgid, Signal::CONT);
@@ -256,7 +258,7 @@ impl Lineage {
             return kill(-1, Signal::KILL);
         }
         self.kill_groups();
-        let mut refused = HashSet::new();
+        let mut refused = BTreeSet::new();
         for _ in 0..MOST_ROUNDS {
             let new = self.kill_direct_children(&mut refused);
             if new.is_empty() || self.kill_below(&new, until).is_break() {
@@ -268,7 +270,7 @@ impl Lineage {
     /// Groups as a whole first: that is atomic against fork.
     fn kill_groups(&mut self) {
         let known = self.leftovers.living().filter(|leftover| group_is_ours(&leftover.stat, &self.ours));
-        let mut groups: HashSet<Pid> = known.map(|leftover| leftover.stat.pgid).collect();
+        let mut groups: BTreeSet<Pid> = known.map(|leftover| leftover.stat.pgid).collect();
         groups.extend(self.service_group);
         groups.extend(&self.told_groups);
         for group in groups {
@@ -280,7 +282,7 @@ impl Lineage {
 
     /// Direct children are safe by number, also those that are dead and not reaped. Gives those that had not been sent
     /// SIGKILL before; `refused` are those that may not be, and are tried once a pass.
-    fn kill_direct_children(&mut self, refused: &mut HashSet<Pid>) -> Vec<Pid> {
+    fn kill_direct_children(&mut self, refused: &mut BTreeSet<Pid>) -> Vec<Pid> {
         let mut new = Vec::new();
         for pid in self.finder.children() {
             if self.killed.contains(&pid) || refused.contains(&pid) {
@@ -329,7 +331,7 @@ impl Lineage {
     /// Takes down who is left. A dead child that cannot be reaped counts: somebody who traces it holds it.
     pub fn name_survivors(&mut self) {
         let until = Instant::now() + NAMING_TIME;
-        let mut left = HashMap::new();
+        let mut left = BTreeMap::new();
         let _ = self.finder.walk(&mut |member| {
             left.insert(member.stat.pid, (member.stat.clone(), member.process.wchan()));
             go_on(until)

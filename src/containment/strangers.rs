@@ -8,7 +8,7 @@
 use crate::process::Pid;
 use crate::process::proc::Stat;
 use std::cell::RefCell;
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 
 /// Who is not of the service.
 #[derive(Debug, Default)]
@@ -16,7 +16,7 @@ pub(super) struct Strangers {
     ours: Pid,
     our_session: Pid,
     /// Direct children that are not reaped, so their numbers are theirs.
-    known: RefCell<HashSet<Pid>>,
+    known: RefCell<BTreeSet<Pid>>,
     /// Whether there ever were any.
     ever: bool,
     service: Option<Service>,
@@ -24,14 +24,16 @@ pub(super) struct Strangers {
 
 #[derive(Debug)]
 struct Service {
-    start: u64,
+    /// Nothing when it could not be read: then nobody is told by it.
+    start: Option<u64>,
     own_session: bool,
 }
 
 impl Strangers {
     pub(super) fn new(ours: Pid, our_session: Pid, children: Vec<Pid>) -> Strangers {
-        let ever = !children.is_empty();
-        Strangers { ours, our_session, known: RefCell::new(children.into_iter().collect()), ever, service: None }
+        // Also when they could not be listed: then they are told by their age.
+        let known = RefCell::new(children.into_iter().collect());
+        Strangers { ours, our_session, known, ever: true, service: None }
     }
 
     /// Whether it has to be asked who is of the service.
@@ -40,8 +42,8 @@ impl Strangers {
     }
 
     /// Notes what the service can be told by.
-    pub(super) fn service_is(&mut self, main: &Stat, own_session: bool) {
-        self.service = Some(Service { start: main.start, own_session });
+    pub(super) fn service_is(&mut self, start: Option<u64>, own_session: bool) {
+        self.service = Some(Service { start, own_session });
     }
 
     /// Whether this direct child is one; `stat` is asked for when it is not known yet.
@@ -61,7 +63,8 @@ impl Strangers {
 
     fn is_strange(&self, stat: &Stat) -> bool {
         let Some(service) = &self.service else { return true };
-        stat.ppid == self.ours && (stat.start < service.start || service.own_session && stat.sid == self.our_session)
+        let is_older = service.start.is_some_and(|start| stat.start < start);
+        stat.ppid == self.ours && (is_older || service.own_session && stat.sid == self.our_session)
     }
 
     /// A reaped one's number may come back as somebody of the tree.

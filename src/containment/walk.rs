@@ -10,7 +10,8 @@ use crate::process::Pid;
 use crate::process::proc::{Proc, Process, Stat, Unusable};
 use crate::process::reap;
 use std::cell::OnceCell;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
 use std::ops::ControlFlow;
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -26,7 +27,7 @@ pub(super) struct Finder {
     /// Whether everything in the pid namespace is ours.
     is_init: bool,
     strangers: Strangers,
-    proc: OnceCell<Result<Proc, Unusable>>,
+    proc: OnceCell<Proc>,
 }
 
 /// One member of the tree, held.
@@ -38,22 +39,25 @@ pub(super) struct Member<'a> {
 
 impl Finder {
     /// Looks around before anything is started.
-    pub(super) fn new(us: Pid, our_session: Pid) -> Finder {
+    ///
+    /// # Errors
+    /// When we may not wait for children.
+    pub(super) fn new(us: Pid, our_session: Pid) -> io::Result<Finder> {
         let is_init = us == 1;
         let mut finder = Finder { us, is_init, strangers: Strangers::default(), proc: OnceCell::new() };
         // ECHILD, the usual answer, costs one call.
-        if !is_init && reap::has_children() {
+        let has_children = reap::has_children()?;
+        if has_children && !is_init {
             finder.strangers = Strangers::new(us, our_session, finder.all_children());
         }
-        finder
+        Ok(finder)
     }
 
     /// The main process was made.
     pub(super) fn started(&mut self, main: Pid, own_session: bool) {
-        if self.strangers.ever()
-            && let Some((_, stat)) = self.proc().ok().and_then(|proc| hold(proc, main))
-        {
-            self.strangers.service_is(&stat, own_session);
+        if self.strangers.ever() {
+            let start = self.look_up(main).map(|(_, stat)| stat.start);
+            self.strangers.service_is(start, own_session);
         }
         // Opened again when it is needed: what is open now is closed with all that the service has inherited.
         self.proc.take();
@@ -69,12 +73,16 @@ impl Finder {
     }
 
     pub(super) fn proc(&self) -> Result<&Proc, Unusable> {
-        self.proc.get_or_init(Proc::open).as_ref().map_err(|why| *why)
+        if let Some(proc) = self.proc.get() {
+            return Ok(proc);
+        }
+        // Not kept when it fails: the table of open files may be full for a moment only.
+        Proc::open().map(|proc| self.proc.get_or_init(|| proc))
     }
 
     /// The descriptor that has to stay open, if there is one yet.
     pub(super) fn descriptor(&self) -> Option<RawFd> {
-        self.proc.get()?.as_ref().ok().map(AsRawFd::as_raw_fd)
+        self.proc.get().map(AsRawFd::as_raw_fd)
     }
 
     /// Our own children. Nobody reaps them but us, so the list is whole.
@@ -88,13 +96,18 @@ impl Finder {
 
     /// Those of our children that are of the service.
     pub(super) fn children(&self) -> Vec<Pid> {
-        let children = self.all_children().into_iter();
-        children.filter(|pid| !self.strangers.has(*pid, || self.look_up(*pid).map(|(_, stat)| stat))).collect()
+        self.all_children().into_iter().filter(|pid| !self.is_stranger(*pid)).collect()
     }
 
     /// True when there are children of ours, and all were there before the service.
     pub(super) fn only_strangers_left(&self) -> bool {
-        self.strangers.ever() && self.children().is_empty() && !self.all_children().is_empty()
+        // Read once: what a second reading has may not be what the first had.
+        let children = if self.strangers.ever() { self.all_children() } else { Vec::new() };
+        !children.is_empty() && children.into_iter().all(|pid| self.is_stranger(pid))
+    }
+
+    fn is_stranger(&self, pid: Pid) -> bool {
+        self.strangers.has(pid, || self.look_up(pid).map(|(_, stat)| stat))
     }
 
     /// Takes hold of whoever has this number now.
@@ -135,13 +148,13 @@ impl Finder {
         let mut scan = None;
         let mut children_of = |process: &Process, stat: &Stat| {
             process.children(stat).unwrap_or_else(|_| {
-                let scan: &HashMap<Pid, Vec<Pid>> = scan.get_or_insert_with(|| self.scan());
+                let scan: &BTreeMap<Pid, Vec<Pid>> = scan.get_or_insert_with(|| self.scan());
                 scan.get(&stat.pid).cloned().unwrap_or_default()
             })
         };
         let Some((_, our_stat)) = hold(proc, self.us) else { return ControlFlow::Continue(()) };
         let mut queue: VecDeque<(Pid, u64, Vec<Pid>)> = VecDeque::from([(self.us, our_stat.start, self.children())]);
-        let mut seen = HashSet::new();
+        let mut seen = BTreeSet::new();
         while let Some((parent, start, children)) = queue.pop_front() {
             let holder = hold(proc, parent).filter(|(_, stat)| stat.start == start);
             for pid in children {
@@ -181,7 +194,7 @@ impl Finder {
                 let listed = holder.children_of_leader(parent).unwrap_or_default();
                 for some in listed.chunks(MOST_HELD) {
                     let held: Vec<_> = some.iter().filter_map(|pid| Some((*pid, proc.process(*pid).ok()?))).collect();
-                    let again: HashSet<Pid> =
+                    let again: BTreeSet<Pid> =
                         holder.children_of_leader(parent).unwrap_or_default().into_iter().collect();
                     for (pid, process) in held.into_iter().filter(|(pid, _)| again.contains(pid)) {
                         visit(pid, &process)?;
@@ -197,8 +210,8 @@ impl Finder {
     }
 
     /// Parent to children, from every `stat` that can be read: the slow way, without CONFIG_PROC_CHILDREN.
-    fn scan(&self) -> HashMap<Pid, Vec<Pid>> {
-        let mut children: HashMap<Pid, Vec<Pid>> = HashMap::new();
+    fn scan(&self) -> BTreeMap<Pid, Vec<Pid>> {
+        let mut children: BTreeMap<Pid, Vec<Pid>> = BTreeMap::new();
         let Ok(proc) = self.proc() else { return children };
         for pid in proc.all().unwrap_or_default() {
             if let Some((_, stat)) = hold(proc, pid) {

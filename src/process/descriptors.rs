@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt;
 
 /// Fills closed standard descriptors with a place holder that reads and writes nothing and does not survive exec, so
 /// that nothing of ours is opened there and written to by mistake. The service finds them closed, as we did.
@@ -38,6 +39,7 @@ pub fn release(ours: &[RawFd]) {
         }
         occupy_closed_standard_descriptors();
     }
+    open_terminal_of_our_own();
     let mut keep: Vec<RawFd> = ours.iter().copied().filter(|fd| *fd > 2).collect();
     keep.sort_unstable();
     let mut first = 3;
@@ -48,6 +50,21 @@ pub fn release(ours: &[RawFd]) {
     close_between(first, RawFd::MAX);
     // `/` always exists; if it cannot be entered we stay where we are, which harms nothing but an unmount.
     let _ = std::env::set_current_dir("/");
+}
+
+/// A terminal says that it can be written to when it has room for one character, and a longer write waits for whoever reads
+/// it. Opened once more it has flags of its own, not the service's, and does not wait. Where that is refused (a terminal of
+/// another user, no /proc) it stays as it is.
+fn open_terminal_of_our_own() {
+    // SAFETY: isatty only asks.
+    if unsafe { libc::isatty(libc::STDERR_FILENO) } != 1 {
+        return;
+    }
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    if let Ok(terminal) = fs::OpenOptions::new().write(true).custom_flags(flags).open("/proc/self/fd/2") {
+        // SAFETY: as above; the service keeps the one that it got.
+        unsafe { libc::dup3(terminal.as_raw_fd(), libc::STDERR_FILENO, libc::O_CLOEXEC) };
+    }
 }
 
 /// Closes the descriptors `first` to `last`, both included.

@@ -7,7 +7,7 @@
 
 use super::Pid;
 use super::proc::{Proc, Stat};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -27,17 +27,17 @@ pub struct Name {
 
 /// Reads the names of those processes that are still who they were. Takes no longer than `limit`; whoever is not in the
 /// answer could not be read in that time, or not at all.
-pub fn read(proc: &Proc, processes: &[Stat], limit: Duration) -> HashMap<Pid, Name> {
+pub fn read(proc: &Proc, processes: &[Stat], limit: Duration) -> BTreeMap<Pid, Name> {
     let mut ends = [0; 2];
     // SAFETY: `ends` has room for two descriptors.
     if processes.is_empty() || unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
-        return HashMap::new();
+        return BTreeMap::new();
     }
     // SAFETY: both are new and ours.
     let (mut told, teller) = unsafe { (File::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) };
     // SAFETY: there is one thread, so the child finds every lock free.
     match unsafe { libc::fork() } {
-        -1 => HashMap::new(),
+        -1 => BTreeMap::new(),
         0 => {
             tell(proc, processes, &mut File::from(teller));
             // SAFETY: ends this process at once; nothing of the parent's is flushed twice.
@@ -94,8 +94,8 @@ fn listen(told: &mut File, until: Instant) -> Vec<u8> {
     }
 }
 
-fn decode(mut text: &[u8]) -> HashMap<Pid, Name> {
-    let mut names = HashMap::new();
+fn decode(mut text: &[u8]) -> BTreeMap<Pid, Name> {
+    let mut names = BTreeMap::new();
     while let Some((pid, rest)) = text.split_first_chunk() {
         let Some((uid, rest)) = rest.split_first_chunk() else { break };
         let Some((length, rest)) = rest.split_first_chunk() else { break };

@@ -185,7 +185,12 @@ impl Process {
             return Ok(());
         }
         let error = io::Error::last_os_error();
-        if error.raw_os_error() == Some(libc::ESRCH) || !self.is_held_by(pid) {
+        let is_the_answer = match error.raw_os_error() {
+            Some(libc::ESRCH) => true,
+            Some(libc::EPERM) => can_signal_what_is_held(),
+            _ => false,
+        };
+        if is_the_answer || !self.is_held_by(pid) {
             return Err(error);
         }
         // Before Linux 5.1, or refused by a filter: by number, right after we saw that it is still this process's.
@@ -227,6 +232,14 @@ impl Process {
             }
         }
     }
+}
+
+/// Whether `pidfd_send_signal` is there and no filter refuses it: then it finds fault with the descriptor.
+fn can_signal_what_is_held() -> bool {
+    let null = std::ptr::null::<libc::siginfo_t>();
+    // SAFETY: -1 is nobody's descriptor.
+    let asked = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, -1, 0, null, 0) };
+    asked != 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EBADF)
 }
 
 fn open_at(directory: i32, name: &CStr, flags: i32) -> io::Result<OwnedFd> {

@@ -6,6 +6,7 @@
 use super::Pid;
 use crate::signal::Signal;
 use crate::supervisor::exit::Exit;
+use std::io;
 use std::mem::MaybeUninit;
 
 /// What happened to one direct child.
@@ -41,8 +42,9 @@ pub fn reap(mut take: impl FnMut(Change)) -> Left {
         // SAFETY: `info` is ours and zeroed, which is a valid siginfo_t. WNOHANG leaves it untouched when nothing waits.
         let result = unsafe { libc::waitid(libc::P_ALL, 0, info.as_mut_ptr(), options) };
         if result != 0 {
-            // The only errors are EINVAL (the options are constants), EINTR (all signals are blocked) and ECHILD.
-            return Left::Nobody;
+            // Nothing but ECHILD proves that nobody is left; a filter of system calls may give any other.
+            let is_proof = io::Error::last_os_error().raw_os_error() == Some(libc::ECHILD);
+            return if is_proof { Left::Nobody } else { Left::Somebody };
         }
         // SAFETY: zeroed at the start, so initialised whether or not the kernel wrote it; si_pid and si_status are the
         // fields that waitid fills.
@@ -58,6 +60,7 @@ pub fn reap(mut take: impl FnMut(Change)) -> Left {
                 take(Change::Ended(pid, Exit::Signal { signal, core_dumped: code == libc::CLD_DUMPED }));
             }
             (libc::CLD_STOPPED, Some(signal)) => take(Change::Stopped(pid, signal)),
+            (libc::CLD_TRAPPED, stopped_by) => let_go(pid, stopped_by),
             // waitid gives the low eight bits of what was passed to exit (wait(2)); glibc fills si_status from it.
             _ => take(Change::Ended(pid, Exit::Code(u8::try_from(status & 0xff).unwrap_or(u8::MAX)))),
         }
@@ -65,10 +68,27 @@ pub fn reap(mut take: impl FnMut(Change)) -> Left {
     Left::More
 }
 
+/// Lets a child go on that made us its tracer (PTRACE_TRACEME): nobody but its tracer can. It gets the signal that it was
+/// about to take, except for the trap that only tells a tracer of an exec.
+fn let_go(pid: Pid, stopped_by: Option<Signal>) {
+    let signal = stopped_by.map_or(0, Signal::number);
+    let passed_on = if signal == libc::SIGTRAP { 0 } else { libc::c_long::from(signal) };
+    // SAFETY: no memory of ours is read or written: the address is not used, and the data is a signal. It fails when the
+    // child was killed meanwhile.
+    unsafe { libc::ptrace(libc::PTRACE_DETACH, pid, std::ptr::null_mut::<libc::c_void>(), passed_on) };
+}
+
 /// Whether this process has a child at all; takes nothing.
-pub fn has_children() -> bool {
+///
+/// # Errors
+/// When a filter refuses the call, without which no end can be seen and no emptiness proven.
+pub fn has_children() -> io::Result<bool> {
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
     let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
     // SAFETY: as in `reap`.
-    unsafe { libc::waitid(libc::P_ALL, 0, info.as_mut_ptr(), options) == 0 }
+    if unsafe { libc::waitid(libc::P_ALL, 0, info.as_mut_ptr(), options) } == 0 {
+        return Ok(true);
+    }
+    let error = io::Error::last_os_error();
+    if error.raw_os_error() == Some(libc::ECHILD) { Ok(false) } else { Err(error) }
 }

@@ -4,6 +4,7 @@ use super::signals::Inherited;
 use super::terminal::Placement;
 use super::{Pid, child};
 use crate::log::reason;
+use crate::report::mask;
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read};
@@ -212,17 +213,17 @@ impl Plan {
             format!("not found (looked in {})", search.to_string_lossy().replace(':', ", "))
         } else if absent {
             "not found (there is no such file)".to_owned()
-        } else if tried.is_some_and(Path::is_dir) {
-            format!("{error} ({} is a directory)", tried.unwrap_or(Path::new("")).display())
-        } else if self.search.is_some() {
-            format!("{error} ({})", tried.unwrap_or(Path::new("")).display())
+        } else if let Some(path) = tried.filter(|path| path.is_dir()) {
+            format!("{error} ({} is a directory)", path.display())
+        } else if let (Some(path), true) = (tried, self.search.is_some()) {
+            format!("{error} ({})", without_secrets(path.as_os_str()))
         } else {
             error.to_owned()
         };
         let several_words = absent && self.command.argv.len() == 1 && program.as_bytes().contains(&b' ');
         let hint = if several_words { "; write the program and each argument as a word of its own" } else { "" };
         let kind = if absent && !lacks_interpreter { StartErrorKind::NotFound } else { StartErrorKind::NotExecutable };
-        StartError { kind, text: format!("cannot execute {program:?}: {why}{hint}") }
+        StartError { kind, text: format!("cannot execute {:?}: {why}{hint}", without_secrets(program)) }
     }
 
     /// The first candidate that exists as a file, as seen from the working directory of the service.
@@ -231,6 +232,11 @@ impl Plan {
         let paths = self.candidates.iter().map(|path| base.join(OsStr::from_bytes(path.to_bytes())));
         paths.into_iter().find(|path| path.is_file())
     }
+}
+
+/// Where a whole line was taken for a program, its secrets are in the name.
+fn without_secrets(text: &OsStr) -> String {
+    mask::arguments(&[text.to_string_lossy()]).concat()
 }
 
 /// A main process in the making.

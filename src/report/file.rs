@@ -154,7 +154,7 @@ fn write_patiently(mut file: &File, mut text: &[u8]) -> io::Result<()> {
                 until = Instant::now() + PATIENCE;
             }
             // Somebody else took the room.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < until => {}
             Err(error) => return Err(error),
         }
     }

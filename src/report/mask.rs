@@ -1,13 +1,13 @@
 //! Secrets in command lines, masked before anybody sees them: in the log, in the report, in what `check` prints.
 //!
-//! What hides a secret is its name: `--password hunter2`, `--token=…`, `DB_PASSWORD=…`, `"ansible_become_pass": "…"`,
+//! What shows a secret is its name: `--password hunter2`, `--token=…`, `DB_PASSWORD=…`, `"ansible_become_pass": "…"`,
 //! `Authorization: …`, and the password in a URL. A secret without a name cannot be told from any other word.
 
 /// What stands in the place of a secret.
 const MASK: &str = "***";
 
 /// Names end in one of these when what they name is secret; dashes and underscores are one.
-const SECRET_ENDINGS: [&str; 14] = [
+const SECRET_ENDINGS: [&str; 18] = [
     "password",
     "passwd",
     "passphrase",
@@ -17,6 +17,10 @@ const SECRET_ENDINGS: [&str; 14] = [
     "secrets",
     "token",
     "key",
+    "apikey",
+    "accesskey",
+    "secretkey",
+    "privatekey",
     "credential",
     "credentials",
     "authorization",
@@ -51,8 +55,8 @@ pub fn arguments<S: AsRef<str>>(arguments: &[S]) -> Vec<String> {
 }
 
 /// The value of a variable, or the mask when its name says that it is secret.
-pub fn variable<'v>(name: &str, value: &'v str) -> &'v str {
-    if is_secret(name) { MASK } else { value }
+pub fn variable(name: &str, value: &str) -> String {
+    if is_secret(name) { MASK.to_owned() } else { words(value) }
 }
 
 fn is_secret(name: &str) -> bool {
@@ -64,11 +68,14 @@ fn is_secret(name: &str) -> bool {
     SECRET_ENDINGS.iter().any(|ending| ends_in(ending)) && !PUBLIC_ENDINGS.iter().any(|ending| name.ends_with(ending))
 }
 
-/// Masks what stands behind a secret name and `=` or `:`, and passwords in URLs.
+/// Masks what stands behind a secret name and `=` or `:`, behind a secret option in a line for a shell, and passwords in
+/// URLs.
 fn words(argument: &str) -> String {
     let mut out = String::with_capacity(argument.len());
     let mut rest = argument;
-    while let Some(at) = rest.find(['=', ':']) {
+    loop {
+        let sign = rest.find(['=', ':']);
+        let Some(at) = secret_option(&rest[..sign.unwrap_or(rest.len())]).or(sign) else { break };
         let (before, after) = rest.split_at(at);
         let sign = &after[..1];
         out.push_str(before);
@@ -87,6 +94,14 @@ fn words(argument: &str) -> String {
         }
     }
     out + rest
+}
+
+/// Where the first secret option that stands alone ends, in a line of several words.
+fn secret_option(text: &str) -> Option<usize> {
+    text.match_indices(' ').map(|(at, _)| at).find(|at| {
+        let option = text[..*at].rsplit(char::is_whitespace).next().unwrap_or("").trim_start_matches(['"', '\'']);
+        option.starts_with('-') && !option.contains(['=', ':']) && is_secret(option.trim_start_matches('-'))
+    })
 }
 
 /// The name that ends here, without the quotes of JSON around it.
@@ -151,6 +166,12 @@ mod tests {
             (&["x", "-H", "Authorization: Bearer hunter2"], "x -H 'Authorization: ***'"),
             (&["/usr/bin/sshpass", "-p", "hunter2", "ssh", "h"], "/usr/bin/sshpass -p *** ssh h"),
             (&["x", "PASSWORD='hunter 2' y"], "x 'PASSWORD='\\''***'\\'' y'"),
+            (
+                &["sh", "-c", "x --password hunter2 -v; y --token 'hunter 2'"],
+                "sh -c 'x --password *** -v; y --token '\\''***'\\'''",
+            ),
+            (&["x --url http://h:80/a --api-token  hunter2 -v"], "'x --url http://h:80/a --api-token  *** -v'"),
+            (&["x", "--apikey=hunter2"], "x --apikey=***"),
         ] {
             assert_eq!(command_line(arguments), wanted);
         }

@@ -191,7 +191,8 @@ impl Run {
         let gone = self.leftovers.iter().filter(|one| !matches!(one.fate, Fate::Survived { .. }));
         let took = self.whole_time.saturating_sub(self.service_time).as_secs_f64();
         let plural = if total == 1 { "leftover" } else { "leftovers" };
-        Some(format!("ended {total} {plural} of the service in {took:.2} s ({}): {}", how.join(", "), names(gone)))
+        let by_name = if self.leftovers.is_empty() { String::new() } else { format!(": {}", names(gone)) };
+        Some(format!("ended {total} {plural} of the service in {took:.2} s ({}){by_name}", how.join(", ")))
     }
 
     /// The line about who could not be ended.

@@ -5,7 +5,8 @@
 //! action comes back as an event, so nothing here returns a `Result`. Whoever carries the actions out holds to this:
 //!
 //! * actions are carried out in their order, before the next event is handed in;
-//! * after every batch of reaping exactly one of [`Event::TreeEmpty`] and [`Event::TreeChanged`] is handed in, last;
+//! * after a batch in which somebody was reaped exactly one of [`Event::TreeEmpty`] and [`Event::TreeChanged`] is handed in,
+//!   last;
 //! * [`Event::TreeEmpty`] is said only when it is proven (see `containment`).
 //!
 //! What this module must not do: read a clock, touch a process, a file or a descriptor, or know how any of that is
