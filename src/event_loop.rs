@@ -63,16 +63,16 @@ impl EventLoop {
         self.watch_start(effects);
         let mut ready = Events::with_capacity(4);
         let mut events = Vec::new();
-        let mut left = Left::Somebody;
+        let mut more = false;
         loop {
             if let Some(verdict) = effects.verdict() {
                 return verdict;
             }
             // It fails only when interrupted, which the blocked signals leave to a debugger; the batch is made all the same.
-            let patience = if left == Left::More { Some(Duration::ZERO) } else { self.patience(supervisor) };
+            let patience = if more { Some(Duration::ZERO) } else { self.patience(supervisor) };
             let _ = self.poll.poll(&mut ready, patience);
             self.settle();
-            left = self.batch(effects, &mut events);
+            more = self.batch(effects, &mut events);
             // Looked at now: what these events lead to may take its time, and who dies meanwhile has to be heard first.
             let late = supervisor.deadline().is_some_and(|deadline| deadline <= self.clock.now());
             for event in events.drain(..) {
@@ -84,10 +84,11 @@ impl EventLoop {
         }
     }
 
-    fn batch(&self, effects: &mut Effects, events: &mut Vec<Event>) -> Left {
+    /// Takes what happened. True when there is more of it: a descriptor that was not read to its end does not wake us again.
+    fn batch(&self, effects: &mut Effects, events: &mut Vec<Event>) -> bool {
         events.extend(effects.check_start());
-        self.signals.drain(|received| events.extend(effects.signal_event(received)));
-        effects.reap(events)
+        let drained = self.signals.drain(|received| events.extend(effects.signal_event(received)));
+        effects.reap(events) == Left::More || !drained
     }
 
     fn hand_in(&self, event: Event, supervisor: &mut Supervisor, effects: &mut Effects) {

@@ -20,6 +20,8 @@ pub struct Leftover {
     pub name: Name,
     /// The strongest signal that it was sent.
     pub told: Option<Signal>,
+    /// Whether it was asked to end before it was killed.
+    asked: bool,
     /// Whether a signal to it was refused.
     pub denied: bool,
     /// What became of it.
@@ -43,12 +45,17 @@ pub enum Fate {
 }
 
 impl Leftover {
+    fn tell(&mut self, signal: Signal) {
+        self.asked |= signal == Signal::TERM;
+        self.told = Some(signal);
+    }
+
     /// The signal that ended it; nothing when it ended by itself.
     pub fn ended_by(&self) -> Option<Signal> {
         let killed = matches!(self.fate, Fate::Ended(Some(Exit::Signal { signal: Signal::KILL, .. }) | None));
         match self.told {
             // SIGKILL came after the end that SIGTERM had begun.
-            Some(Signal::KILL) if !killed => Some(Signal::TERM),
+            Some(Signal::KILL) if !killed => self.asked.then_some(Signal::TERM),
             told => told,
         }
     }
@@ -84,7 +91,8 @@ impl Leftovers {
         if self.living.len() + self.ended.len() >= MOST {
             return self.count(stat.pid);
         }
-        let leftover = Leftover { stat: stat.clone(), name, told: None, denied: false, fate: Fate::Alive };
+        let leftover =
+            Leftover { stat: stat.clone(), name, told: None, asked: false, denied: false, fate: Fate::Alive };
         self.living.insert(stat.pid, leftover);
     }
 
@@ -114,13 +122,13 @@ impl Leftovers {
     /// Notes that it was sent a signal.
     pub fn tell(&mut self, pid: Pid, signal: Signal) {
         if let Some(leftover) = self.living.get_mut(&pid) {
-            leftover.told = Some(signal);
+            leftover.tell(signal);
         }
     }
 
     /// Notes that all were sent a signal.
     pub fn tell_all(&mut self, signal: Signal) {
-        self.living.values_mut().for_each(|leftover| leftover.told = Some(signal));
+        self.living.values_mut().for_each(|leftover| leftover.tell(signal));
     }
 
     /// Notes that it may not be signalled.

@@ -57,6 +57,8 @@ pub struct Lineage {
     leftovers: Leftovers,
     /// Groups that were told to end as a whole. Who is found in one afterwards was born after that, and is told alone.
     told_groups: BTreeSet<Pid>,
+    /// Whether we asked for the processors already.
+    has_precedence: bool,
     /// Whether SIGTERM was sent where nobody could be found.
     told_blindly: bool,
     /// Direct children that were sent SIGKILL and are not reaped: their numbers are theirs.
@@ -87,6 +89,7 @@ impl Lineage {
             service_group: None,
             leftovers: Leftovers::default(),
             told_groups: BTreeSet::new(),
+            has_precedence: false,
             told_blindly: false,
             killed: BTreeSet::new(),
             too_many_to_name: false,
@@ -147,19 +150,24 @@ impl Lineage {
 
     /// Sends a signal to the main process first and then to everything below it.
     pub fn signal_tree(&self, signal: Signal) {
+        if let Err(why) = self.finder.proc() {
+            return self.signal_blindly(why, &[signal]);
+        }
         self.signal_main(signal);
+        let until = Instant::now() + NAMING_TIME;
         let _ = self.finder.walk(&mut |member| {
             if self.main != Some(member.stat.pid) {
                 // Who is gone, or not ours to signal, is not who the others wait for.
                 let _ = member.process.signal(member.stat.pid, signal);
             }
-            ControlFlow::Continue(())
+            go_on(until)
         });
     }
 
     /// Looks for leftovers; each that was not told yet gets SIGTERM, then SIGCONT, since one that is stopped takes the
     /// first only after the second. Breaks off at `until`: among the processes of a fork bomb we get little time.
     pub fn terminate_leftovers(&mut self, until: Instant) {
+        self.take_precedence();
         if let Err(why) = self.finder.proc() {
             // Once: who was told cannot be told from who was not, and some take a second request for impatience.
             if !std::mem::replace(&mut self.told_blindly, true) {
@@ -209,6 +217,18 @@ impl Lineage {
         }
     }
 
+    /// Goes before the processes of a fork bomb, where we may: among thousands of them our share of the processors is next to
+    /// nothing. A session competes as a whole (sched(7), autogroup), so both values count.
+    fn take_precedence(&mut self) {
+        if std::mem::replace(&mut self.has_precedence, true) {
+            return;
+        }
+        // SAFETY: it changes our own nice value only. Refused without CAP_SYS_NICE, and then things are as they were.
+        unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) };
+        // Refused likewise, or there are no autogroups.
+        let _ = std::fs::write("/proc/self/autogroup", "-20");
+    }
+
     /// Finds the leftovers that were told nothing yet, and takes them down by name, all of them before the first is
     /// signalled: the dead have no name.
     fn look(&mut self, until: Instant) -> Vec<Stat> {
@@ -244,11 +264,12 @@ impl Lineage {
 
     /// Sends SIGKILL to all that is left of the tree, the main process included. Breaks off at `until`.
     pub fn kill_tree(&mut self, until: Instant) {
+        self.take_precedence();
         if let Err(why) = self.finder.proc() {
             return self.signal_blindly(why, &[Signal::KILL]);
         }
         if !self.too_many_to_name {
-            self.look(until);
+            self.look(until.min(Instant::now() + NAMING_TIME));
             self.name_again();
             // Whoever is born from now on is of a kind that is not worth the time that its name would take.
             self.too_many_to_name = true;
@@ -316,7 +337,7 @@ impl Lineage {
 
     /// Without a `/proc` to find members in: as PID 1 everything in the namespace is ours; else the service's own group
     /// is left, as long as a child of ours is in it.
-    fn signal_blindly(&mut self, why: Unusable, signals: &[Signal]) {
+    fn signal_blindly(&self, why: Unusable, signals: &[Signal]) {
         let group = self.service_group.filter(|group| has_child_in_group(*group));
         let target = if self.finder.is_init() { Some(-1) } else { group.map(|group| -group) };
         tracing::debug!(?why, "/proc cannot be used; signalling what can be signalled without it");

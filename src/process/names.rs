@@ -13,6 +13,9 @@ use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+/// How long a reader that was killed may take to be gone.
+const TIME_TO_DIE: Duration = Duration::from_millis(200);
+
 /// The most of a command line that is kept, in bytes.
 const LONGEST: usize = 4096;
 
@@ -45,12 +48,17 @@ pub fn read(proc: &Proc, processes: &[Stat], limit: Duration) -> BTreeMap<Pid, N
         }
         reader => {
             drop(teller);
-            let text = listen(&mut told, Instant::now() + limit);
-            // SAFETY: our direct child, not reaped; waiting takes this one only.
-            unsafe {
-                libc::kill(reader, libc::SIGKILL);
-                libc::waitpid(reader, std::ptr::null_mut(), libc::__WALL);
+            let mut text = Vec::new();
+            let mut ended = listen(&mut told, &mut text, limit);
+            // SAFETY: our direct child, not reaped.
+            unsafe { libc::kill(reader, libc::SIGKILL) };
+            if !ended {
+                ended = listen(&mut told, &mut text, TIME_TO_DIE);
             }
+            // One that SIGKILL does not end either is left to the ladder, which names it.
+            let patience = if ended { 0 } else { libc::WNOHANG };
+            // SAFETY: this takes our direct child only. It has closed its files, and is as good as gone.
+            unsafe { libc::waitpid(reader, std::ptr::null_mut(), libc::__WALL | patience) };
             decode(&text)
         }
     }
@@ -76,20 +84,20 @@ fn tell(proc: &Proc, processes: &[Stat], out: &mut File) {
     }
 }
 
-fn listen(told: &mut File, until: Instant) -> Vec<u8> {
-    let mut text = Vec::new();
+/// Takes what is told. True when the reader has come to its end.
+fn listen(told: &mut File, text: &mut Vec<u8>, limit: Duration) -> bool {
+    let until = Instant::now() + limit;
     let mut piece = [0; 16_384];
     loop {
         let left = until.saturating_duration_since(Instant::now()).as_millis();
         let mut poll = libc::pollfd { fd: told.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one pollfd.
-        let ready = unsafe { libc::poll(&raw mut poll, 1, i32::try_from(left).unwrap_or(i32::MAX)) };
-        if ready != 1 {
-            return text;
+        if unsafe { libc::poll(&raw mut poll, 1, i32::try_from(left).unwrap_or(i32::MAX)) } != 1 {
+            return false;
         }
         match told.read(&mut piece) {
             Ok(length) if length > 0 => text.extend_from_slice(&piece[..length]),
-            _ => return text,
+            _ => return true,
         }
     }
 }

@@ -70,6 +70,9 @@ pub struct SignalSource(OwnedFd);
 /// How many signals one read takes. A short read says that no more wait.
 const BATCH: usize = 32;
 
+/// How often it is read before something else is done.
+const MOST_READS: usize = 64;
+
 impl SignalSource {
     /// Opens the descriptor for every signal that can be blocked.
     ///
@@ -88,10 +91,12 @@ impl SignalSource {
         Ok(SignalSource(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Hands every waiting signal to `take`, in the order in which the kernel gives them.
-    pub fn drain(&self, mut take: impl FnMut(Received)) {
+    /// Hands the waiting signals to `take`, in the order in which the kernel gives them. True when all were taken; never more
+    /// than some thousand at once, since a flood of real-time signals may come in as fast as it is read.
+    #[must_use]
+    pub fn drain(&self, mut take: impl FnMut(Received)) -> bool {
         let mut batch = [const { MaybeUninit::<libc::signalfd_siginfo>::uninit() }; BATCH];
-        loop {
+        for _ in 0..MOST_READS {
             // SAFETY: the buffer is as long as said. Interrupted it cannot be: every signal is blocked.
             let size = unsafe { libc::read(self.0.as_raw_fd(), batch.as_mut_ptr().cast(), size_of_val(&batch)) };
             let count = usize::try_from(size).unwrap_or(0) / size_of::<libc::signalfd_siginfo>();
@@ -104,9 +109,10 @@ impl SignalSource {
                 }
             }
             if count < BATCH {
-                return;
+                return true;
             }
         }
+        false
     }
 }
 
