@@ -1,4 +1,4 @@
-//! The configuration: TOML → [`File`], and with the options of the command line → [`Config`]. Parse, don't validate:
+//! The configuration: TOML → [`Settings`], and with the options of the command line → [`Config`]. Parse, don't validate:
 //! what comes out can be acted on without another look.
 
 mod in_force;

@@ -1,6 +1,6 @@
 //! EFFECTS on processes: making one, waiting for it, reading about it, signalling it.
 //!
-//! One file for each dangerous thing: [`child`] is all that runs between fork and exec, [`reap`] the only reader of a
+//! One file for each dangerous thing: `child` is all that runs between fork and exec, [`reap`] the only reader of a
 //! raw wait status, [`proc`](mod@proc) the only reader of `/proc`.
 
 pub(crate) mod child;
