@@ -176,6 +176,7 @@ impl Effects {
             Err(error) => self.start_failed(error),
         };
         self.kept.extend(self.lineage.descriptor());
+        descriptors::raise_limit();
         descriptors::release(&self.kept);
         Some(event)
     }

@@ -15,6 +15,8 @@ use reader::{Refusals, Section};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use toml::de::DeTable;
@@ -22,6 +24,9 @@ use tracing::Level;
 use value::{
     TARGETS, choice, command, duration_value, path, signal, signal_map, success_statuses, time_to_die, variables,
 };
+
+/// A configuration is written by people; more than this is another file, or one that has no end.
+const MOST_BYTES: u64 = 1 << 20;
 
 /// How the log looks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -105,7 +110,7 @@ pub struct Config {
 #[derive(Debug)]
 pub enum ConfigError {
     /// The file cannot be read.
-    Unreadable(PathBuf, std::io::Error),
+    Unreadable(PathBuf, io::Error),
     /// What is in it is refused.
     Refused(PathBuf, Vec<Refusal>),
     /// Nothing says what to run.
@@ -144,7 +149,13 @@ impl Settings {
     /// # Errors
     /// When it cannot be read, or anything in it is refused.
     pub fn from_file(path: &Path) -> Result<Settings, ConfigError> {
-        let bytes = std::fs::read(path).map_err(|error| ConfigError::Unreadable(path.to_owned(), error))?;
+        let mut bytes = Vec::new();
+        let read = File::open(path).and_then(|file| file.take(MOST_BYTES + 1).read_to_end(&mut bytes));
+        read.map_err(|error| ConfigError::Unreadable(path.to_owned(), error))?;
+        if bytes.len() as u64 > MOST_BYTES {
+            let error = io::Error::from_raw_os_error(libc::EFBIG);
+            return Err(ConfigError::Unreadable(path.to_owned(), error));
+        }
         let read = match std::str::from_utf8(&bytes) {
             Ok(text) => Settings::from_text(text),
             Err(error) => Err(vec![Refusal::not_utf8(&bytes[..error.valid_up_to()])]),

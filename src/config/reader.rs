@@ -32,6 +32,9 @@ impl fmt::Display for Refusal {
     }
 }
 
+/// As many refusals as anybody reads.
+const MOST: usize = 100;
+
 /// All that is wrong with one text.
 #[derive(Debug)]
 pub(super) struct Refusals<'s> {
@@ -45,6 +48,9 @@ impl<'s> Refusals<'s> {
     }
 
     pub(super) fn add(&mut self, at: Range<usize>, text: String) {
+        if self.list.len() >= MOST {
+            return;
+        }
         let before = self.source.as_bytes().get(..at.start).unwrap_or_default();
         self.list.push(Refusal { line: line_after(before), text });
     }
@@ -124,7 +130,10 @@ impl<'i> Section<'i> {
     }
 
     fn name(&self, key: &str) -> String {
-        if self.prefix.is_empty() { key.to_owned() } else { format!("{}.{key}", self.prefix) }
+        // A key in quotes may hold anything, also what would take up another line.
+        let plain = !key.is_empty() && !key.contains(|c: char| c.is_control() || c == '.');
+        let key = if plain { key.to_owned() } else { format!("{key:?}") };
+        if self.prefix.is_empty() { key } else { format!("{}.{key}", self.prefix) }
     }
 }
 

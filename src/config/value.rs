@@ -161,10 +161,14 @@ pub(super) fn variables(value: DeValue<'_>) -> Result<Vec<(String, String)>, Str
 }
 
 pub(super) fn signal_map(value: DeValue<'_>) -> Result<BTreeMap<Signal, Signal>, String> {
-    table(value, "{ USR1 = \"HUP\" }")?
-        .into_iter()
-        .map(|(from, to)| Ok((mappable(from.get_ref())?, signal(to.into_inner())?)))
-        .collect()
+    let mut map = BTreeMap::new();
+    for (from, to) in table(value, "{ USR1 = \"HUP\" }")? {
+        let from = mappable(from.get_ref())?;
+        if map.insert(from, signal(to.into_inner())?).is_some() {
+            return Err(format!("names {from} twice; a signal is passed on as one: remove all but one"));
+        }
+    }
+    Ok(map)
 }
 
 fn table<'i>(value: DeValue<'i>, example: &str) -> Result<DeTable<'i>, String> {

@@ -67,6 +67,21 @@ fn open_terminal_of_our_own() {
     }
 }
 
+/// Lets us open as many files as we may: the service has its own limit by now, and cleaning up takes a few at a time.
+pub fn raise_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the limit is ours; raising the soft one to the hard one is always allowed.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 && limit.rlim_cur < limit.rlim_max.min(ENOUGH) {
+            limit.rlim_cur = limit.rlim_max.min(ENOUGH);
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        }
+    }
+}
+
+/// More than a walk holds open.
+const ENOUGH: libc::rlim_t = 1024;
+
 /// Closes the descriptors `first` to `last`, both included.
 fn close_between(first: RawFd, last: RawFd) {
     let (Ok(from), Ok(to)) = (u32::try_from(first), u32::try_from(last)) else { return };

@@ -303,3 +303,26 @@ fn a_command_without_the_two_dashes_is_refused_with_the_right_form() {
     assert_eq!((ended.code, started(&ended)), (Some(2), false), "{ended}");
     assert!(ended.stderr.contains("write: supervise -- sh -c ': > started'"), "{ended}");
 }
+
+#[test]
+fn a_file_without_an_end_is_refused() {
+    let output =
+        std::process::Command::new(env!("CARGO_BIN_EXE_supervise")).args(["check", "-c", "/dev/zero"]).output();
+    let output = output.unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains("cannot read the configuration /dev/zero: File too large"), "{text}");
+}
+
+#[test]
+fn a_refusal_is_one_line_whatever_the_key_holds() {
+    let refusals = supervise::config::Settings::from_text("\"\\u001b[31m\\n\" = 1\n").unwrap_err();
+    let text = refusals[0].to_string();
+    assert!(refusals.len() == 1 && !text.chars().any(char::is_control), "{text}");
+}
+
+#[test]
+fn a_signal_is_mapped_once() {
+    let refusals = supervise::config::Settings::from_text("[signals]\nmap = {USR1 = 'HUP', 10 = 'INT'}\n").unwrap_err();
+    assert!(refusals[0].to_string().contains("names SIGUSR1 twice"), "{refusals:?}");
+}
