@@ -313,7 +313,11 @@ fn a_file() -> impl Strategy<Value = String> {
         a_line("kill-timeout", a_quoted(a_duration().prop_map(|time| format!("{time} 1s")))),
     );
     // What may be mapped, by number and by name.
-    let map = btree_map(a_signal(1..=3), a_signal(1..=64), 0..3);
+    let map = btree_map(a_signal(1..=3), a_signal(1..=64), 0..3).prop_filter("each signal once", |map| {
+        let signals: std::collections::BTreeSet<supervise::signal::Signal> =
+            map.keys().map(|name| name.parse().unwrap()).collect();
+        signals.len() == map.len()
+    });
     let map = map.prop_map(|map| {
         let pairs = map.iter().map(|(from, to)| format!("{} = {}", quoted(from), quoted(to)));
         format!("{{ {} }}", pairs.collect::<Vec<_>>().join(", "))

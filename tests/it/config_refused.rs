@@ -316,13 +316,13 @@ fn a_file_without_an_end_is_refused() {
 
 #[test]
 fn a_refusal_is_one_line_whatever_the_key_holds() {
-    let refusals = supervise::config::Settings::from_text("\"\\u001b[31m\\n\" = 1\n").unwrap_err();
+    let refusals = Settings::from_text("\"\\u001b[31m\\n\" = 1\n").unwrap_err();
     let text = refusals[0].to_string();
     assert!(refusals.len() == 1 && !text.chars().any(char::is_control), "{text}");
 }
 
 #[test]
 fn a_signal_is_mapped_once() {
-    let refusals = supervise::config::Settings::from_text("[signals]\nmap = {USR1 = 'HUP', 10 = 'INT'}\n").unwrap_err();
+    let refusals = Settings::from_text("[signals]\nmap = {USR1 = 'HUP', 10 = 'INT'}\n").unwrap_err();
     assert!(refusals[0].to_string().contains("names SIGUSR1 twice"), "{refusals:?}");
 }
