@@ -43,6 +43,11 @@ fn nothing_had_to_be_ended(ended: &Ended) {
 
 // By itself.
 
+/// From the program's own start: the harness's clock for `wall` starts when it has heard of that.
+fn took(ended: &Ended) -> Duration {
+    Duration::from_secs_f64(ended.report["duration"].as_f64().unwrap())
+}
+
 #[test]
 fn the_service_s_exit_code_is_ours() {
     for code in [0, 1, 2, 42, 123, 124, 125, 126, 127, 128, 137, 255] {
@@ -338,7 +343,7 @@ fn a_run_that_is_over_its_time_is_stopped_and_gives_124() {
         let ended = run.run();
         assert_eq!(ended.code, Some(124), "{ended}");
         assert_eq!(ended.report["result"], "timeout", "{ended}");
-        assert!(ended.wall >= Duration::from_millis(300) && ended.wall < WITHOUT_WAITING, "{ended}");
+        assert!(took(&ended) >= Duration::from_millis(300) && ended.wall < WITHOUT_WAITING, "{ended}");
         assert!(ended.stderr.contains("ran longer than 300ms"), "{ended}");
     }
 }
@@ -355,7 +360,7 @@ fn a_run_that_is_over_its_time_goes_up_the_whole_ladder() {
     assert_eq!(ended.code, Some(124), "{ended}");
     assert_eq!(ended.report["exit"]["signal"], "SIGKILL", "{ended}");
     assert_eq!(fate(&ended, "node deaf"), "SIGKILL");
-    assert!(ended.wall >= Duration::from_millis(1_500), "{ended}");
+    assert!(took(&ended) >= Duration::from_millis(1_500), "{ended}");
 }
 
 #[test]
@@ -405,7 +410,7 @@ fn a_clock_that_is_set_back_holds_nothing_up() {
         return;
     }
     assert_eq!(ended.code, Some(124), "{ended}");
-    assert!(ended.wall >= Duration::from_millis(300) && ended.wall < WITHOUT_WAITING, "{ended}");
+    assert!(took(&ended) >= Duration::from_millis(300) && ended.wall < WITHOUT_WAITING, "{ended}");
     assert!(ended.report["duration"].as_f64().unwrap() >= 0.3, "{ended}");
 }
 
