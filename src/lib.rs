@@ -18,6 +18,7 @@
 //!
 //! | room | what it holds |
 //! | --- | --- |
+//! | `main`, `entry` | the program: argv → run → exit code; its first instructions, which block every signal |
 //! | [`cli`] | argv → what was asked; how it ended → exit code |
 //! | [`config`] | TOML → what is in force; every refusal names line, key and remedy |
 //! | [`supervisor`] | DECISIONS: `(time, event) → actions`, pure |

@@ -18,8 +18,7 @@
 
 use super::leftover::Leftovers;
 use super::walk::Finder;
-use crate::process::proc::Process;
-use crate::process::proc::{Stat, Unusable};
+use crate::process::proc::{Process, Stat, Unusable};
 use crate::process::reap::Left;
 use crate::process::terminal::Placement;
 use crate::process::{Pid, names};
