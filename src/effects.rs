@@ -217,7 +217,7 @@ impl Effects {
                     debug!("the service {exit}");
                     events.push(Event::Exited(exit));
                 }
-                tell_end(pid, exit);
+                trace!(pid, %exit, "reaped");
             }
             Change::Stopped(pid, signal) if *main == Some(pid) => {
                 *stopped_by = signal;
@@ -266,8 +266,4 @@ impl Effects {
         }
         (self.outcome, self.lineage)
     }
-}
-
-fn tell_end(pid: Pid, exit: Exit) {
-    trace!(pid, %exit, "reaped");
 }

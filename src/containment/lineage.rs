@@ -19,7 +19,7 @@
 use super::leftover::Leftovers;
 use super::walk::Finder;
 use crate::process::proc::{Process, Stat, Unusable};
-use crate::process::reap::Left;
+use crate::process::reap::{Left, has_child_in_group};
 use crate::process::terminal::Placement;
 use crate::process::{Pid, names};
 use crate::signal::Signal;
@@ -268,8 +268,8 @@ impl Lineage {
             return self.signal_blindly(why, &[Signal::KILL]);
         }
         if !self.too_many_to_name {
-            self.look(until.min(Instant::now() + NAMING_TIME));
             self.name_again();
+            self.look(until.min(Instant::now() + NAMING_TIME));
             // Whoever is born from now on is of a kind that is not worth the time that its name would take.
             self.too_many_to_name = true;
         }
@@ -415,13 +415,4 @@ fn send(target: Pid, signal: Signal) -> Result<(), i32> {
 fn nobody_else_in_the_namespace() -> bool {
     // SAFETY: signal 0 sends nothing.
     unsafe { libc::kill(-1, 0) != 0 && *libc::__errno_location() == libc::ESRCH }
-}
-
-/// Whether a child of ours that is not reaped is in this group, which also pins the group's number.
-fn has_child_in_group(group: Pid) -> bool {
-    let Ok(id) = libc::id_t::try_from(group) else { return false };
-    let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
-    let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
-    // SAFETY: `info` is ours; WNOWAIT takes nothing.
-    unsafe { libc::waitid(libc::P_PGID, id, info.as_mut_ptr(), options) == 0 }
 }

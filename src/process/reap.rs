@@ -83,10 +83,19 @@ fn let_go(pid: Pid, stopped_by: Option<Signal>) {
 /// # Errors
 /// When a filter refuses the call, without which no end can be seen and no emptiness proven.
 pub fn has_children() -> io::Result<bool> {
+    has_child_of(libc::P_ALL, 0)
+}
+
+/// Whether a child of ours that is not reaped is in this group, which also pins the group's number; takes nothing.
+pub fn has_child_in_group(group: Pid) -> bool {
+    libc::id_t::try_from(group).is_ok_and(|group| has_child_of(libc::P_PGID, group).unwrap_or(false))
+}
+
+fn has_child_of(kind: libc::idtype_t, id: libc::id_t) -> io::Result<bool> {
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
     let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
     // SAFETY: as in `reap`.
-    if unsafe { libc::waitid(libc::P_ALL, 0, info.as_mut_ptr(), options) } == 0 {
+    if unsafe { libc::waitid(kind, id, info.as_mut_ptr(), options) } == 0 {
         return Ok(true);
     }
     let error = io::Error::last_os_error();

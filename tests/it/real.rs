@@ -137,14 +137,7 @@ fn a_python_pool_is_ended_with_its_service() {
     for start_method in ["fork", "spawn", "forkserver"] {
         for (then, code) in [("abort", 134), ("wait", 137)] {
             let arguments = ["--start-method", start_method, "--then", then];
-            let mut run = Supervise::new().script("pool.py", &arguments).start();
-            let said = Said::lines(&mut run, 1);
-            if then == "wait" {
-                said.kill_service(&mut run);
-            }
-            let ended = run.finish();
-            assert_eq!(ended.code, Some(code), "{ended}");
-            said.assert_all_named_as_ended_by_us(&ended);
+            end_as_told(Supervise::new().script("pool.py", &arguments), then, code);
         }
     }
 }
@@ -165,16 +158,22 @@ fn server_is_ended(server: &str, program: &str) {
         return;
     }
     for (then, code) in [("exit", 0), ("crash", 1), ("wait", 137)] {
-        let mut run = Supervise::new().service("server.py", &[server, "--then", then]).start();
-        let said = Said::lines(&mut run, 1);
-        if then == "wait" {
-            said.kill_service(&mut run);
-        }
-        let ended = run.finish();
-        assert_eq!(ended.code, Some(code), "{ended}");
-        said.assert_all_named_as_ended_by_us(&ended);
+        let ended = end_as_told(Supervise::new().service("server.py", &[server, "--then", then]), then, code);
         assert!(leftovers(&ended).iter().all(|one| one["command"].as_str().unwrap().contains(server)), "{ended}");
     }
+}
+
+/// Runs a service that ends by itself once it is up, or waits to be killed.
+fn end_as_told(service: Supervise, then: &str, code: i32) -> Ended {
+    let mut run = service.start();
+    let said = Said::lines(&mut run, 1);
+    if then == "wait" {
+        said.kill_service(&mut run);
+    }
+    let ended = run.finish();
+    assert_eq!(ended.code, Some(code), "{ended}");
+    said.assert_all_named_as_ended_by_us(&ended);
+    ended
 }
 
 // What is started.

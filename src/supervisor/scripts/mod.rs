@@ -120,7 +120,7 @@ fn kill_from(ms: u64) -> Action {
 }
 
 fn every_signal() -> impl Iterator<Item = Signal> {
-    (1..=libc::SIGRTMAX()).filter_map(Signal::from_number)
+    (1..).map_while(Signal::from_number)
 }
 
 #[test]
