@@ -210,9 +210,9 @@ impl Plan {
             let file = self.existing().unwrap_or_default();
             format!("{} exists, but the interpreter or loader that it names does not", file.display())
         } else if let (true, Some(search)) = (absent, &self.search) {
-            format!("not found (looked in {})", search.to_string_lossy().replace(':', ", "))
+            format!("not found (looked in {}): {error}", search.to_string_lossy().replace(':', ", "))
         } else if absent {
-            "not found (there is no such file)".to_owned()
+            format!("not found: {error}")
         } else if let Some(path) = tried.filter(|path| path.is_dir()) {
             format!("{error} ({} is a directory)", path.display())
         } else if let (Some(path), true) = (tried, self.search.is_some()) {

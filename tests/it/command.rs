@@ -135,11 +135,15 @@ fn the_configured_path_is_the_one_that_counts() {
 #[test]
 fn a_command_that_is_not_found_is_127_and_says_where_it_was_looked_for() {
     let run = Supervise::new().env("PATH", "/nowhere:/bin").command(["no-such-command", "x"]);
-    assert_not_started(&run.run(), 127, &["\"no-such-command\"", "not found (looked in /nowhere, /bin)"]);
+    assert_not_started(
+        &run.run(),
+        127,
+        &["\"no-such-command\"", "not found (looked in /nowhere, /bin): No such file or directory"],
+    );
     let run = Supervise::new().command(["/no/such/command"]);
-    assert_not_started(&run.run(), 127, &["\"/no/such/command\"", "not found (there is no such file)"]);
+    assert_not_started(&run.run(), 127, &["\"/no/such/command\"", "not found: No such file or directory"]);
     let run = Supervise::new().command(["/bin/sh/below-a-file"]);
-    assert_not_started(&run.run(), 127, &["there is no such file"]);
+    assert_not_started(&run.run(), 127, &["not found: Not a directory"]);
 }
 
 #[test]
