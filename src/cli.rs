@@ -84,6 +84,9 @@ struct Options {
     /// The longest that the whole run may take; then it is stopped
     #[arg(long, value_name = "TIME", value_parser = duration, global = true)]
     timeout: Option<Duration>,
+    /// Whether a second process of ours cleans up when the first is killed [default: auto]
+    #[arg(long, value_name = "MODE", value_enum)]
+    guard: Option<GuardMode>,
     /// What holds the processes of the service together [default: auto]
     #[arg(long, value_name = "MODE", value_enum, global = true)]
     containment: Option<ContainmentMode>,
@@ -107,15 +110,34 @@ struct Options {
     quiet: u8,
 }
 
+/// Whether there is a guard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum GuardMode {
+    /// Unless we are PID 1, with which all others end.
+    #[default]
+    Auto,
+    /// Yes, or nothing is started.
+    On,
+    /// No.
+    Off,
+}
+
 /// What was asked for.
 #[derive(Debug)]
 pub enum Asked {
     /// Run a service.
-    Run(Settings),
+    Run(Request),
     /// Print what is in force.
-    Check(Settings),
+    Check(Request),
     /// Nothing more to do than to print this on standard output (help, version).
     Print(String),
+}
+
+/// What was typed, before the file is read that it may name.
+#[derive(Debug)]
+pub struct Request {
+    options: Options,
+    command: Vec<OsString>,
 }
 
 /// Why nothing is done.
@@ -127,35 +149,55 @@ pub struct Refused {
     pub log_format: LogFormat,
 }
 
-/// Reads the arguments, the program's own name first, and the file that they name.
+/// Reads the arguments, the program's own name first.
 ///
 /// # Errors
 /// What to tell the user.
-pub fn read(arguments: Vec<OsString>) -> Result<Asked, Refused> {
-    let refused = |text| Refused { text, log_format: LogFormat::default() };
-    let typed = match Typed::try_parse_from(&arguments) {
-        Ok(typed) => typed,
-        Err(error) if error.use_stderr() => return Err(refused(explain(&error, &arguments))),
-        Err(help) => return Ok(Asked::Print(help.to_string())),
-    };
-    let log_format = typed.options.log_format.unwrap_or_default();
-    understood(typed).map_err(|text| Refused { text, log_format })
+pub fn read(arguments: &[OsString]) -> Result<Asked, Refused> {
+    match Typed::try_parse_from(arguments) {
+        Ok(Typed { options, verb: Some(Verb::Check { command }), .. }) => Ok(Asked::Check(Request { options, command })),
+        Ok(Typed { options, command, verb: None }) => Ok(Asked::Run(Request { options, command })),
+        Err(error) if error.use_stderr() => {
+            Err(Refused { text: explain(&error, arguments), log_format: LogFormat::default() })
+        }
+        Err(help) => Ok(Asked::Print(help.to_string())),
+    }
 }
 
-fn understood(typed: Typed) -> Result<Asked, String> {
-    let path = typed.options.config.clone();
-    let file = path.as_deref().map_or_else(|| Ok(Settings::default()), Settings::from_file);
-    let file = file.map_err(|error| error.to_string())?;
-    if let Some(Verb::Check { command }) = typed.verb {
-        return Ok(Asked::Check(file.overridden_by(typed.options.settings(command))));
+impl Request {
+    /// Whether there is to be a guard, which is made before the file is read.
+    pub fn guard(&self) -> GuardMode {
+        self.options.guard.unwrap_or_default()
     }
-    let settings = file.overridden_by(typed.options.settings(typed.command));
-    match settings.command.first() {
-        None => Err(ConfigError::NoCommand(path).to_string()),
-        Some(program) if program.is_empty() => {
-            Err("the command is an empty word; write supervise -- COMMAND".to_owned())
-        }
-        Some(_) => Ok(Asked::Run(settings)),
+
+    /// Reads the file, if one is named, and puts the options on top.
+    ///
+    /// # Errors
+    /// What to tell the user.
+    pub fn settings(self) -> Result<Settings, Refused> {
+        let log_format = self.options.log_format.unwrap_or_default();
+        let path = self.options.config.as_deref();
+        let file = path.map_or_else(|| Ok(Settings::default()), Settings::from_file);
+        let file = file.map_err(|error| Refused { text: error.to_string(), log_format })?;
+        Ok(file.overridden_by(self.options.settings(self.command)))
+    }
+
+    /// The same, and there is a command to run.
+    ///
+    /// # Errors
+    /// What to tell the user.
+    pub fn settings_to_run(self) -> Result<Settings, Refused> {
+        let log_format = self.options.log_format.unwrap_or_default();
+        let path = self.options.config.clone();
+        let settings = self.settings()?;
+        let text = match settings.command.first() {
+            None => ConfigError::NoCommand(path).to_string(),
+            Some(program) if program.is_empty() => {
+                "the command is an empty word; write supervise -- COMMAND".to_owned()
+            }
+            Some(_) => return Ok(settings),
+        };
+        Err(Refused { text, log_format })
     }
 }
 
@@ -222,6 +264,7 @@ fn shell_code(exit: Exit) -> u8 {
 pub fn exit_code(verdict: &Verdict, start_error: Option<StartErrorKind>, also_success: &[SuccessStatus]) -> u8 {
     match (verdict.exit, start_error) {
         _ if verdict.survivors => SURVIVORS,
+        _ if verdict.guard_lost => UNABLE,
         (_, Some(StartErrorKind::NotFound)) => NOT_FOUND,
         (_, Some(StartErrorKind::NotExecutable)) => NOT_EXECUTABLE,
         (_, Some(StartErrorKind::Unable)) | (None, None) => UNABLE,

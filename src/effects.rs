@@ -1,16 +1,20 @@
 //! Actions of the core carried out as system calls. A failure becomes an event; nothing here decides.
 
+use crate::containment::leftover::Leftovers;
 use crate::containment::lineage::Lineage;
+use crate::guard::Guarded;
+use crate::guard::link::Answer;
 use crate::process::reap::{Change, Left, reap};
 use crate::process::signals::{Inherited, Received};
 use crate::process::spawn::{Plan, Progress, StartError, spawn};
-use crate::process::terminal::Terminal;
+use crate::process::terminal::{Terminal, suspend};
 use crate::process::{Pid, descriptors};
+use crate::report::Record;
 use crate::signal::Signal;
 use crate::supervisor::exit::Exit;
 use crate::supervisor::{Action, Event, Target, Time, Verdict};
 use std::collections::BTreeMap;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 use tracing::{debug, trace, warn};
 
@@ -37,14 +41,29 @@ impl Clock {
     }
 }
 
+/// What a run is done with.
+#[derive(Debug)]
+pub struct Means {
+    /// The one clock.
+    pub clock: Clock,
+    /// What the service is to find.
+    pub inherited: Inherited,
+    /// The terminal, or that there is none.
+    pub terminal: Terminal,
+    /// What holds the tree together.
+    pub lineage: Lineage,
+    /// The guard, while there is one.
+    pub guarded: Option<Guarded>,
+    /// What the guard is told.
+    pub record: Record,
+    /// What a signal that comes in is passed on as.
+    pub signal_map: BTreeMap<Signal, Signal>,
+}
+
 /// The hands of the core, and what they hold.
 #[derive(Debug)]
 pub struct Effects {
-    clock: Clock,
-    inherited: Inherited,
-    terminal: Terminal,
-    lineage: Lineage,
-    signal_map: BTreeMap<Signal, Signal>,
+    means: Means,
     /// Taken by the start.
     plan: Option<Plan>,
     /// The start, while it goes on.
@@ -54,18 +73,22 @@ pub struct Effects {
     main: Option<Pid>,
     /// What stopped the main process last.
     stopped_by: Signal,
+    /// Whether the guard was asked to stop and has not answered.
+    suspending: bool,
     /// Whether the service was told that no terminal will come.
     hung_up: bool,
-    outcome: Outcome,
+    verdict: Option<Verdict>,
+    start_error: Option<StartError>,
+    service_ended: Option<Time>,
 }
 
 /// What is known when all is over.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Outcome {
-    /// How it ended; there once the core said so.
-    pub verdict: Option<Verdict>,
-    /// The number that the main process had.
-    pub pid: Option<Pid>,
+    /// Who the service was.
+    pub record: Record,
+    /// Who was left.
+    pub leftovers: Leftovers,
     /// Why there was no service.
     pub start_error: Option<StartError>,
     /// When the main process ended.
@@ -74,28 +97,21 @@ pub struct Outcome {
 
 impl Effects {
     /// Hands that hold all a run needs.
-    pub fn new(
-        clock: Clock,
-        inherited: Inherited,
-        terminal: Terminal,
-        lineage: Lineage,
-        plan: Plan,
-        signal_map: BTreeMap<Signal, Signal>,
-    ) -> Effects {
-        let kept = terminal.descriptor().into_iter().collect();
+    pub fn new(means: Means, plan: Plan) -> Effects {
+        let link = means.guarded.as_ref().map(|guarded| guarded.link.as_raw_fd());
+        let kept = means.terminal.descriptor().into_iter().chain(link).collect();
         Effects {
-            clock,
-            inherited,
-            terminal,
-            lineage,
-            signal_map,
+            means,
             plan: Some(plan),
             progress: None,
             kept,
             main: None,
             stopped_by: Signal::STOP,
+            suspending: false,
             hung_up: false,
-            outcome: Outcome::default(),
+            verdict: None,
+            start_error: None,
+            service_ended: None,
         }
     }
 
@@ -104,9 +120,21 @@ impl Effects {
         self.kept.push(descriptor);
     }
 
+    /// Tells the guard what is to be reported, and where to if that is a descriptor.
+    pub fn open_record(&mut self, report: Option<BorrowedFd<'_>>) {
+        self.kept.extend(report.as_ref().map(AsRawFd::as_raw_fd));
+        self.tell_guard(report);
+    }
+
+    fn tell_guard(&self, report: Option<BorrowedFd<'_>>) {
+        if let Some(guarded) = &self.means.guarded {
+            guarded.link.record(&self.means.record.to_text(), report);
+        }
+    }
+
     /// How it ended, once it has.
     pub fn verdict(&self) -> Option<Verdict> {
-        self.outcome.verdict
+        self.verdict
     }
 
     /// The start that goes on, to be watched.
@@ -122,10 +150,10 @@ impl Effects {
             Action::Signal(target, signal) => self.signal(target, signal),
             Action::Suspend => self.suspend(),
             Action::Resume => self.resume(),
-            Action::TerminateLeftovers(until) => self.lineage.terminate_leftovers(self.clock.instant(until)),
-            Action::KillTree(until) => self.lineage.kill_tree(self.clock.instant(until)),
-            Action::NameSurvivors => self.lineage.name_survivors(),
-            Action::End(verdict) => self.outcome.verdict = Some(verdict),
+            Action::TerminateLeftovers(until) => self.means.lineage.terminate_leftovers(self.means.clock.instant(until)),
+            Action::KillTree(until) => self.means.lineage.kill_tree(self.means.clock.instant(until)),
+            Action::NameSurvivors => self.means.lineage.name_survivors(),
+            Action::End(verdict) => self.verdict = Some(verdict),
         }
         None
     }
@@ -138,20 +166,21 @@ impl Effects {
         };
         debug!("{signal} to {whom}");
         match target {
-            Target::Main => self.lineage.signal_main(signal),
-            Target::Group => self.lineage.signal_group(signal),
-            Target::Tree => self.lineage.signal_tree(signal),
+            Target::Main => self.means.lineage.signal_main(signal),
+            Target::Group => self.means.lineage.signal_group(signal),
+            Target::Tree => self.means.lineage.signal_tree(signal),
         }
     }
 
     fn spawn(&mut self) -> Option<Event> {
         let plan = self.plan.take()?;
-        let placement = self.terminal.placement();
-        match spawn(plan, &self.inherited, placement) {
+        let placement = self.means.terminal.placement();
+        match spawn(plan, &self.means.inherited, placement) {
             Ok(spawned) => {
-                self.lineage.started(spawned.pid, placement);
+                self.means.lineage.started(spawned.pid, placement);
                 self.main = Some(spawned.pid);
-                self.outcome.pid = Some(spawned.pid);
+                self.means.record.pid = Some(spawned.pid);
+                self.tell_guard(None);
                 debug!("the service starts as pid {}", spawned.pid);
                 self.progress = Some(spawned.progress);
                 None
@@ -161,7 +190,7 @@ impl Effects {
     }
 
     fn start_failed(&mut self, error: StartError) -> Event {
-        self.outcome.start_error = Some(error);
+        self.start_error = Some(error);
         // The child that could not become the service ends by itself; that end is not the service's.
         self.main = None;
         Event::StartFailed
@@ -175,37 +204,60 @@ impl Effects {
             Ok(()) => Event::Started,
             Err(error) => self.start_failed(error),
         };
-        self.kept.extend(self.lineage.descriptor());
+        self.kept.extend(self.means.lineage.descriptor());
         descriptors::raise_limit();
         descriptors::release(&self.kept);
         Some(event)
     }
 
+    /// What the guard has said.
+    pub fn hear_guard(&mut self) -> Option<Event> {
+        loop {
+            match self.means.guarded.as_ref()?.link.answer()? {
+                Answer::WasStopped => self.suspending = false,
+                Answer::NoEffect => {
+                    self.suspending = false;
+                    self.suspended_in_vain();
+                }
+                Answer::Lost => {
+                    self.means.guarded = None;
+                    return Some(Event::GuardLost);
+                }
+            }
+        }
+    }
+
     /// What the core is to know of a signal that came in.
     pub fn signal_event(&self, received: Received) -> Option<Event> {
-        let Received { signal, by_kernel } = received;
+        let Received { signal, by_kernel, past_the_guard } = received;
         // Deaths are seen by waiting; a closed pipe by EPIPE.
         if [Signal::CHLD, Signal::PIPE].contains(&signal) {
             return None;
         }
+        // Whoever means the service signals the guard. A whole control group that gets a signal has it there already.
+        if past_the_guard && !signal.asks_for_a_stop() {
+            debug!("{signal} came past the guard and is not passed on");
+            return None;
+        }
         // A key that the service gets, too, without our help.
-        if by_kernel && self.terminal.reaches_the_service(signal) {
+        if by_kernel && self.means.terminal.reaches_the_service(signal) {
             return None;
         }
         // A key that was meant for the service, and came to us while the terminal was on its way to it.
-        if by_kernel && signal.asks_for_a_stop() && self.main.is_some() && self.terminal.has_job_control() {
-            self.lineage.signal_group(signal);
+        if by_kernel && signal.asks_for_a_stop() && self.main.is_some() && self.means.terminal.has_job_control() {
+            self.means.lineage.signal_group(signal);
             return None;
         }
-        let wanted = self.signal_map.get(&signal).copied().unwrap_or(signal);
+        let wanted = self.means.signal_map.get(&signal).copied().unwrap_or(signal);
         Some(Event::Signal { received: signal, wanted })
     }
 
     /// Reaps what can be reaped, and closes the batch with what is left.
     pub fn reap(&mut self, events: &mut Vec<Event>) -> Left {
-        let now = self.clock.now();
+        let now = self.means.clock.now();
         let mut changed = false;
-        let Effects { lineage, terminal, main, stopped_by, outcome, .. } = self;
+        let Effects { means: Means { lineage, terminal, record, .. }, main, stopped_by, service_ended, .. } = self;
+        let mut main_ended = false;
         let left = reap(|change| match change {
             Change::Ended(pid, exit) => {
                 changed = true;
@@ -213,7 +265,9 @@ impl Effects {
                 if *main == Some(pid) {
                     // Before the clean-up: an impatient key is for us now.
                     terminal.take_back(main.take());
-                    outcome.service_ended = Some(now);
+                    *service_ended = Some(now);
+                    record.ended(exit);
+                    main_ended = true;
                     debug!("the service {exit}");
                     events.push(Event::Exited(exit));
                 }
@@ -225,7 +279,10 @@ impl Effects {
             }
             Change::Stopped(..) => {}
         });
-        if main.is_none() && self.lineage.is_empty(left) {
+        if main_ended {
+            self.tell_guard(None);
+        }
+        if self.main.is_none() && self.means.lineage.is_empty(left) {
             events.push(Event::TreeEmpty);
         } else if changed {
             events.push(Event::TreeChanged);
@@ -234,36 +291,56 @@ impl Effects {
     }
 
     fn suspend(&mut self) {
-        self.terminal.take_back(self.main);
-        if self.terminal.suspend(self.stopped_by) || !self.terminal.has_job_control() {
+        self.means.terminal.take_back(self.main);
+        let signal = self.means.terminal.suspending(self.stopped_by);
+        match &self.means.guarded {
+            Some(guard) => {
+                guard.link.suspend(signal);
+                self.suspending = true;
+            }
+            None if !suspend(signal) => self.suspended_in_vain(),
+            None => {}
+        }
+    }
+
+    /// Nobody could have continued us, so nobody will continue the service.
+    fn suspended_in_vain(&mut self) {
+        if !self.means.terminal.has_job_control() {
             return;
         }
-        // Nobody could have continued us, so nobody will continue the service.
-        let has_terminal = self.main.is_some_and(|main| self.terminal.lend_again(main));
+        let has_terminal = self.main.is_some_and(|main| self.means.terminal.lend_again(main));
         if !has_terminal && [Signal::TTIN, Signal::TTOU].contains(&self.stopped_by) {
             // It would stop again at once. What the kernel does to a stopped group that nobody will continue: a hang-up.
             if self.hung_up {
                 return warn!("the service waits for the terminal, and there is no shell that could give it");
             }
             self.hung_up = true;
-            self.lineage.signal_group(Signal::HUP);
+            self.means.lineage.signal_group(Signal::HUP);
         }
-        self.lineage.signal_group(Signal::CONT);
+        self.means.lineage.signal_group(Signal::CONT);
     }
 
     fn resume(&mut self) {
-        if let Some(main) = self.main {
-            self.terminal.lend(main);
+        if std::mem::take(&mut self.suspending)
+            && let Some(guard) = &self.means.guarded
+        {
+            // This SIGCONT went through the guard before our request came to it.
+            guard.resume();
         }
-        self.lineage.signal_group(Signal::CONT);
+        if let Some(main) = self.main {
+            self.means.terminal.lend(main);
+        }
+        self.means.lineage.signal_group(Signal::CONT);
     }
 
     /// Gives the terminal back and tells what became of the run.
-    pub fn finish(self) -> (Outcome, Lineage) {
-        self.terminal.take_back(self.outcome.pid);
-        if matches!(self.outcome.verdict.and_then(|verdict| verdict.exit), Some(Exit::Signal { .. })) {
-            self.terminal.put_modes_back();
+    pub fn finish(self) -> Outcome {
+        let Means { terminal, lineage, record, .. } = self.means;
+        terminal.take_back(record.pid);
+        if matches!(self.verdict.and_then(|verdict| verdict.exit), Some(Exit::Signal { .. })) {
+            terminal.put_modes_back();
         }
-        (self.outcome, self.lineage)
+        let leftovers = lineage.into_leftovers();
+        Outcome { record, leftovers, start_error: self.start_error, service_ended: self.service_ended }
     }
 }

@@ -4,11 +4,13 @@
 //! The order within a batch is fixed:
 //!
 //! 1. *the start*: why a command could not be executed must be known before the death of the child that tried;
-//! 2. *signals*: a stop that came before an exit was noticed is told as a stop;
-//! 3. *deaths*, with the word on what is left behind them, so that a service that leaves nothing costs no look for it;
-//! 4. *the deadline* last: what came in time came in time.
+//! 2. *the guard*: that it was stopped is known before the SIGCONT is heard that it passes on;
+//! 3. *signals*: a stop that came before an exit was noticed is told as a stop;
+//! 4. *deaths*, with the word on what is left behind them, so that a service that leaves nothing costs no look for it;
+//! 5. *the deadline* last: what came in time came in time.
 
 use crate::effects::{Clock, Effects};
+use crate::guard::Guarded;
 use crate::process::memory;
 use crate::process::reap::Left;
 use crate::process::signals::SignalSource;
@@ -22,6 +24,7 @@ use tracing::trace;
 
 const SIGNALS: Token = Token(0);
 const START: Token = Token(1);
+const GUARD: Token = Token(2);
 
 /// How long a service lives before the memory of the start is given back; nothing wakes us after that without an event or
 /// a deadline of the core.
@@ -45,10 +48,13 @@ impl EventLoop {
     ///
     /// # Errors
     /// When the kernel gives no epoll or no signalfd.
-    pub fn open(clock: Clock) -> io::Result<EventLoop> {
+    pub fn open(clock: Clock, guarded: Option<&Guarded>) -> io::Result<EventLoop> {
         let poll = Poll::new()?;
-        let signals = SignalSource::open()?;
+        let signals = SignalSource::open(guarded.map(|guarded| guarded.pid))?;
         poll.registry().register(&mut SourceFd(&signals.as_raw_fd()), SIGNALS, Interest::READABLE)?;
+        if let Some(guarded) = guarded {
+            poll.registry().register(&mut SourceFd(&guarded.link.as_raw_fd()), GUARD, Interest::READABLE)?;
+        }
         Ok(EventLoop { poll, signals, clock, settles: Some(clock.now().after(SETTLED)) })
     }
 
@@ -87,6 +93,7 @@ impl EventLoop {
     /// Takes what happened. True when there is more of it: a descriptor that was not read to its end does not wake us again.
     fn batch(&self, effects: &mut Effects, events: &mut Vec<Event>) -> bool {
         events.extend(effects.check_start());
+        events.extend(effects.hear_guard());
         let drained = self.signals.drain(|received| events.extend(effects.signal_event(received)));
         effects.reap(events) == Left::More || !drained
     }

@@ -45,106 +45,130 @@
 //! * The service's exit code is never replaced by a clean-up's; 123 says that something is left.
 //! * What could not be done is said, with a name.
 
+pub mod aftermath;
 pub mod cli;
 pub mod config;
 pub mod containment;
 pub mod effects;
 pub mod event_loop;
+pub mod guard;
 pub mod log;
 pub mod process;
 pub mod report;
 pub mod signal;
 pub mod supervisor;
 
-use cli::Asked;
+use aftermath::unable;
+use cli::{Asked, GuardMode, Refused, Request};
 use config::Config;
 use containment::lineage::Lineage;
-use effects::{Clock, Effects};
+use effects::{Clock, Effects, Means};
 use event_loop::EventLoop;
-use process::descriptors;
+use guard::{Guarded, Role};
 use process::signals::Inherited;
 use process::spawn::Plan;
-use process::terminal::Terminal;
-use report::{Destination, Run};
+use process::terminal::{Caller, Terminal};
+use process::{descriptors, oom};
+use report::{Destination, Record};
 use std::ffi::OsString;
-use std::io::Write;
-use std::time::SystemTime;
-use supervisor::{Supervisor, Time};
-use tracing::{Level, error, info, warn};
+use std::io::{self, Write};
+use supervisor::Supervisor;
+use tracing::{Level, error, warn};
 
 /// Does what the arguments ask for and gives the exit code. `inherited` is to be taken before anything else.
-pub fn run(inherited: Inherited, arguments: Vec<OsString>) -> u8 {
+pub fn run(inherited: Inherited, arguments: &[OsString]) -> u8 {
     descriptors::occupy_closed_standard_descriptors();
-    match cli::read(arguments) {
-        Ok(Asked::Run(settings)) => {
-            let config = settings.in_force();
-            log::start(config.log_format, config.log_level);
-            supervise(inherited, config)
-        }
-        Ok(Asked::Check(settings)) => print(&settings.in_force().to_string()),
-        Ok(Asked::Print(text)) => print(&text),
-        Err(refused) => {
-            log::start(refused.log_format, Level::INFO);
-            error!("{}", refused.text);
-            cli::WRONG_USE
-        }
-    }
+    let done = match cli::read(arguments) {
+        Ok(Asked::Run(request)) => guarded(inherited, request),
+        Ok(Asked::Check(request)) => request.settings().map(|settings| print(&settings.in_force().to_string())),
+        Ok(Asked::Print(text)) => Ok(print(&text)),
+        Err(refused) => Err(refused),
+    };
+    done.unwrap_or_else(|refused| {
+        log::start(refused.log_format, Level::INFO);
+        error!("{}", refused.text);
+        cli::WRONG_USE
+    })
 }
 
 /// What was asked for goes to standard output.
 fn print(text: &str) -> u8 {
-    let mut out = std::io::stdout().lock();
+    let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => cli::SUCCESS,
         Err(_) => cli::UNABLE,
     }
 }
 
-fn supervise(inherited: Inherited, config: Config) -> u8 {
+/// Splits into guard and supervisor, where there is to be a guard.
+fn guarded(inherited: Inherited, request: Request) -> Result<u8, Refused> {
+    let caller = Caller::ourselves();
+    let oom_score = oom::lower();
+    let wanted = match request.guard() {
+        GuardMode::Auto => nix::unistd::getpid().as_raw() != 1,
+        GuardMode::On => true,
+        GuardMode::Off => false,
+    };
+    let must = request.guard() == GuardMode::On;
+    let (guarded, why_not) = match wanted.then(guard::fork) {
+        Some(Ok(Role::Guard(guard))) => {
+            // Of what was typed the guard needs nothing.
+            drop(request);
+            return Ok(aftermath::mirror(guard.watch()));
+        }
+        Some(Ok(Role::Supervisor(guarded))) => (Some(guarded), None),
+        Some(Err(why)) => (None, Some(why)),
+        None => (None, None),
+    };
+    let config = request.settings_to_run()?.in_force();
+    log::start(config.log_format, config.log_level);
+    match why_not {
+        Some(why) if must => return Ok(unable("make the guard", &why)),
+        Some(why) => warn!("there is no guard, so nobody cleans up if supervise is killed: {}", log::reason(&why)),
+        None => {}
+    }
+    Ok(supervise(inherited, caller, oom_score, guarded, config))
+}
+
+fn supervise(
+    inherited: Inherited,
+    caller: Caller,
+    oom_score: oom::Score,
+    guarded: Option<Guarded>,
+    config: Config,
+) -> u8 {
     let clock = Clock::start();
-    let (lineage, mut events) = match (Lineage::enter(), EventLoop::open(clock)) {
+    let (lineage, mut events) = match (Lineage::enter(), EventLoop::open(clock, guarded.as_ref())) {
         (Ok(lineage), Ok(events)) => (lineage, events),
         (Err(why), _) => {
             return unable("become the process that orphans fall to (PR_SET_CHILD_SUBREAPER, waitid)", &why);
         }
         (_, Err(why)) => return unable("open the sources of events (epoll, signalfd)", &why),
     };
-    let began = SystemTime::now();
-    let command = config.command.argv.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let mut report = find_report(&config);
-    let terminal = Terminal::find();
+    let record = record(&config, report.as_ref());
+    let terminal = Terminal::find(caller);
     let policy = supervisor::Policy { job_control: terminal.has_job_control(), ..config.policy };
-    let mut effects = Effects::new(clock, inherited, terminal, lineage, Plan::new(config.command), config.signal_map);
-    let ours = events.descriptors().into_iter().chain(report.as_ref().and_then(Destination::descriptor));
-    ours.for_each(|descriptor| effects.keep(descriptor));
+    let plan = Plan::new(config.command, oom_score);
+    let means = Means { clock, inherited, terminal, lineage, guarded, record, signal_map: config.signal_map };
+    let mut effects = Effects::new(means, plan);
+    events.descriptors().into_iter().for_each(|descriptor| effects.keep(descriptor));
+    effects.open_record(report.as_ref().and_then(Destination::descriptor));
 
     let verdict = events.run(&mut Supervisor::new(policy), &mut effects);
 
-    let whole_time = clock.now();
-    let (outcome, lineage) = effects.finish();
-    let (leftovers, unnamed) = lineage.into_leftovers().into_list();
-    let kind = outcome.start_error.as_ref().map(|error| error.kind);
-    let run = Run {
-        command,
-        // Who could not execute the command never was the service.
-        pid: outcome.pid.filter(|_| verdict.started),
-        began,
-        service_time: outcome.service_ended.unwrap_or(Time::default()).0,
-        whole_time: whole_time.0,
-        verdict,
-        success: verdict.exit.is_some_and(|exit| cli::is_success(exit, &config.success_exit_status)),
-        start_error: outcome.start_error.map(|error| error.to_string()),
-        leftovers,
-        unnamed,
-        exit_code: cli::exit_code(&verdict, kind, &config.success_exit_status),
-    };
-    tell(&run, &config.policy, report.as_mut());
+    let ended = aftermath::Ended { outcome: effects.finish(), verdict, whole_time: clock.now().0 };
+    let run = ended.into_run(&config.success_exit_status);
+    aftermath::tell(&run, config.policy.run_timeout, report.as_mut());
     run.exit_code
 }
 
-fn unable(what: &str, why: &std::io::Error) -> u8 {
-    error!("cannot {what}: {}; nothing was started", log::reason(why));
-    cli::UNABLE
+fn record(config: &Config, report: Option<&Destination>) -> Record {
+    let command: Vec<String> = config.command.argv.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let mut record = Record::new(report::invocation(), &command, config.log_format, config.log_level);
+    record.report = report.map(|report| report.file().unwrap_or(report.path()).to_owned());
+    record.containment = "lineage".to_owned();
+    record
 }
 
 fn find_report(config: &Config) -> Option<Destination> {
@@ -152,25 +176,4 @@ fn find_report(config: &Config) -> Option<Destination> {
     Destination::find(path)
         .map_err(|why| warn!("no report will be written to {}: {}", path.display(), log::reason(&why)))
         .ok()
-}
-
-/// Says how it ended: the cause first.
-fn tell(run: &Run, policy: &supervisor::Policy, report: Option<&mut Destination>) {
-    if let Some(why) = &run.start_error {
-        error!("{why}");
-    }
-    if let Some(limit) = policy.run_timeout.filter(|_| run.verdict.timed_out) {
-        warn!("the service was stopped: it ran longer than {}", humantime::format_duration(limit));
-    }
-    if let Some(line) = run.summary() {
-        info!("{line}");
-    }
-    if let Some(line) = run.survivors() {
-        error!("{line}");
-    }
-    if let Some(report) = report
-        && let Err(why) = report.write(&run.to_json())
-    {
-        warn!("the report could not be written to {}: {}", report.path().display(), log::reason(&why));
-    }
 }

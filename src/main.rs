@@ -14,7 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 /// Where the C library enters.
 ///
 /// # Safety
-/// `argv` has `argc` pointers to null-terminated strings that live as long as the program: so says the C library.
+/// `argv` has `argc` pointers to null-terminated, writable strings that live as long as the program: so says the C library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn main(argc: c_int, argv: *const *const c_char) -> c_int {
     let inherited = supervise::process::signals::Inherited::take(entry::former_mask());
@@ -25,5 +25,7 @@ pub unsafe extern "C" fn main(argc: c_int, argv: *const *const c_char) -> c_int 
         OsStr::from_bytes(argument.to_bytes()).to_os_string()
     });
     let arguments: Vec<OsString> = arguments.collect();
-    c_int::from(supervise::run(inherited, arguments))
+    // SAFETY: as the caller promises; what is read of them was just copied.
+    unsafe { supervise::process::title::remember(count, argv) };
+    c_int::from(supervise::run(inherited, &arguments))
 }

@@ -29,7 +29,7 @@ use value::{
 const MOST_BYTES: u64 = 1 << 20;
 
 /// How the log looks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
 pub enum LogFormat {
     /// Text; with levels for the journal when standard error goes there.
     #[default]

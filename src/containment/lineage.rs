@@ -98,8 +98,14 @@ impl Lineage {
     /// Takes the main process in, which is or will be where it was placed.
     pub fn started(&mut self, main: Pid, placement: Placement) {
         self.main = Some(main);
-        self.service_group = (placement != Placement::OurGroup).then_some(main);
+        self.service_group = (!matches!(placement, Placement::CallersGroup(_))).then_some(main);
         self.finder.started(main, placement == Placement::OwnSession);
+    }
+
+    /// Takes the supervisor in, for its guard: all that is below it falls to us when it is lost.
+    pub fn guards(&mut self, supervisor: Pid, own_session: bool) {
+        self.main = Some(supervisor);
+        self.finder.started(supervisor, own_session);
     }
 
     /// Notes that a direct child ended and was reaped.

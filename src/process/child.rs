@@ -5,7 +5,8 @@
 //! 1. session or group first, so that a signal to the group reaches us from here on;
 //! 2. the terminal while every signal is still blocked, or taking it from the background would stop us (SIGTTOU);
 //! 3. the working directory before exec, since a relative command is meant from there;
-//! 4. dispositions and mask last: a signal that came in the meantime is taken now, as the service would have.
+//! 4. the OOM score, which took a privilege to change and takes none to put back;
+//! 5. dispositions and mask last: a signal that came in the meantime is taken now, as the service would have.
 //!
 //! Every descriptor of ours is close-on-exec; the pipe tells of a failure, its end of file of success.
 
@@ -35,6 +36,7 @@ fn attempt(plan: &mut Plan, inherited: &Inherited, placement: Placement) -> Fail
             return Failure::last(Step::WorkingDirectory, 0);
         }
     }
+    plan.oom_score.restore();
     inherited.restore();
     execute(plan)
 }
@@ -57,7 +59,10 @@ fn place(placement: Placement) -> Result<(), Failure> {
                     libc::tcsetpgrp(terminal, libc::getpid());
                 }
             }
-            Placement::OurGroup => {}
+            // It fails when the caller is gone with all that was in its group: then there is nobody to share it with.
+            Placement::CallersGroup(group) if group > 0 => _ = libc::setpgid(0, group),
+            // Of another pid namespace: it cannot be named, and we are in it.
+            Placement::CallersGroup(_) => {}
         }
     }
     Ok(())

@@ -7,11 +7,13 @@ pub(crate) mod child;
 pub mod descriptors;
 pub mod memory;
 pub mod names;
+pub mod oom;
 pub mod proc;
 pub mod reap;
 pub mod signals;
 pub mod spawn;
 pub mod terminal;
+pub mod title;
 
 use nix::libc::pid_t;
 

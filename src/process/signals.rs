@@ -5,6 +5,7 @@
 //! place in the queue and its count, which a handler that sets a flag would lose; and we learn whether the kernel or a
 //! process sent it. The service gets back exactly the mask and the dispositions that we were started with.
 
+use super::Pid;
 use crate::signal::Signal;
 use std::io;
 use std::mem::{MaybeUninit, size_of};
@@ -61,11 +62,26 @@ pub struct Received {
     pub signal: Signal,
     /// Sent by the kernel (a key at the terminal, a hang-up), not by a process.
     pub by_kernel: bool,
+    /// Sent past the guard, to which it would have gone had it been meant for the service.
+    pub past_the_guard: bool,
+}
+
+/// Passes a signal on to the supervisor, and whether the kernel sent it. In the queue of signals it keeps its place and, if
+/// it is a real-time signal, its count. `supervisor` must be a child of ours that is not reaped.
+pub fn queue(supervisor: Pid, received: Received) {
+    let value = libc::sigval { sival_ptr: std::ptr::without_provenance_mut(usize::from(received.by_kernel)) };
+    // SAFETY: a number that is still our child's. It fails for a real-time signal when the queue is full (EAGAIN), where one
+    // that was sent straight to the supervisor would have been lost as well.
+    unsafe { libc::sigqueue(supervisor, received.signal.number(), value) };
 }
 
 /// The descriptor that all our signals come through.
 #[derive(Debug)]
-pub struct SignalSource(OwnedFd);
+pub struct SignalSource {
+    descriptor: OwnedFd,
+    /// The guard that passes signals on to us, by the number that it has in our pid namespace: 0 outside of it.
+    guard: Option<Pid>,
+}
 
 /// How many signals one read takes. A short read says that no more wait.
 const BATCH: usize = 32;
@@ -78,7 +94,7 @@ impl SignalSource {
     ///
     /// # Errors
     /// When the kernel has no descriptor to give, or no signalfd.
-    pub fn open() -> io::Result<SignalSource> {
+    pub fn open(guard: Option<Pid>) -> io::Result<SignalSource> {
         let all = ALL;
         let flags = libc::SFD_NONBLOCK | libc::SFD_CLOEXEC;
         // SAFETY: the set is ours and has the size that is told; the call gives a new descriptor or -1.
@@ -88,7 +104,7 @@ impl SignalSource {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: the descriptor is new and owned by nobody else.
-        Ok(SignalSource(unsafe { OwnedFd::from_raw_fd(fd) }))
+        Ok(SignalSource { descriptor: unsafe { OwnedFd::from_raw_fd(fd) }, guard })
     }
 
     /// Hands the waiting signals to `take`, in the order in which the kernel gives them. True when all were taken; never more
@@ -98,14 +114,13 @@ impl SignalSource {
         let mut batch = [const { MaybeUninit::<libc::signalfd_siginfo>::uninit() }; BATCH];
         for _ in 0..MOST_READS {
             // SAFETY: the buffer is as long as said. Interrupted it cannot be: every signal is blocked.
-            let size = unsafe { libc::read(self.0.as_raw_fd(), batch.as_mut_ptr().cast(), size_of_val(&batch)) };
+            let size = unsafe { libc::read(self.descriptor.as_raw_fd(), batch.as_mut_ptr().cast(), size_of_val(&batch)) };
             let count = usize::try_from(size).unwrap_or(0) / size_of::<libc::signalfd_siginfo>();
             for info in &batch[..count] {
                 // SAFETY: the kernel wrote the first `count` of them.
                 let info = unsafe { info.assume_init_ref() };
-                let number = i32::try_from(info.ssi_signo).ok().and_then(Signal::from_number);
-                if let Some(signal) = number {
-                    take(Received { signal, by_kernel: info.ssi_code > 0 });
+                if let Some(received) = self.received(info) {
+                    take(received);
                 }
             }
             if count < BATCH {
@@ -116,8 +131,18 @@ impl SignalSource {
     }
 }
 
+impl SignalSource {
+    fn received(&self, info: &libc::signalfd_siginfo) -> Option<Received> {
+        let signal = i32::try_from(info.ssi_signo).ok().and_then(Signal::from_number)?;
+        let sender = Pid::try_from(info.ssi_pid).ok();
+        let passed_on = self.guard.is_some() && info.ssi_code == libc::SI_QUEUE && sender == self.guard;
+        let by_kernel = if passed_on { info.ssi_int != 0 } else { info.ssi_code > 0 };
+        Some(Received { signal, by_kernel, past_the_guard: self.guard.is_some() && !passed_on })
+    }
+}
+
 impl AsRawFd for SignalSource {
     fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.descriptor.as_raw_fd()
     }
 }

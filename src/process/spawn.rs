@@ -2,7 +2,7 @@
 
 use super::signals::Inherited;
 use super::terminal::Placement;
-use super::{Pid, child};
+use super::{Pid, child, oom};
 use crate::log::reason;
 use crate::report::mask;
 use std::ffi::{CString, OsStr, OsString};
@@ -38,13 +38,15 @@ pub struct Plan {
     /// `/bin/sh`, room for the script, the arguments.
     pub(super) script_argv: Vec<*const libc::c_char>,
     pub(super) envp: Vec<*const libc::c_char>,
+    /// What the service's is to be.
+    pub(super) oom_score: oom::Score,
     /// What the pointers above point to.
     _strings: Vec<CString>,
 }
 
 impl Plan {
     /// Makes everything that exec will need.
-    pub fn new(command: Command) -> Plan {
+    pub fn new(command: Command, oom_score: oom::Score) -> Plan {
         let environment = environment(&command.environment);
         let search = environment.iter().find(|(key, _)| key == "PATH").map(|(_, value)| value.clone());
         let program = &command.argv[0];
@@ -61,6 +63,7 @@ impl Plan {
             argv,
             script_argv,
             envp,
+            oom_score,
             _strings: arguments.into_iter().chain(variables).collect(),
             search: (!program.as_bytes().contains(&b'/'))
                 .then(|| search.unwrap_or_else(|| OsString::from(DEFAULT_PATH))),

@@ -33,38 +33,62 @@ pub enum Placement {
         /// Whether the terminal is lent to it at once.
         foreground: bool,
     },
-    /// Our session and group: others of a pipeline or script are in it.
-    OurGroup,
+    /// The group that we were started in: others of a pipeline or script are in it.
+    CallersGroup(Pid),
+}
+
+/// What a shell knows of us: the process that it started, which is the guard where there is one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// Its process group. 0, as tcgetpgrp(3) has it, when it is none of our pid namespace.
+    pub group: Pid,
+    leads_group: bool,
+    leads_session: bool,
+}
+
+impl Caller {
+    /// What is known of this process.
+    pub fn ourselves() -> Caller {
+        let (us, group) = (nix::unistd::getpid(), nix::unistd::getpgrp());
+        let leads_session = nix::unistd::getsid(None).is_ok_and(|session| session == us);
+        Caller { group: group.as_raw(), leads_group: group == us, leads_session }
+    }
+
+    /// The same, as seen from inside a new pid namespace.
+    #[must_use]
+    pub fn from_inside(self) -> Caller {
+        Caller { group: 0, leads_group: false, ..self }
+    }
 }
 
 /// The controlling terminal, or that there is none.
 #[derive(Debug)]
 pub struct Terminal {
     controlling: Option<File>,
-    shares_our_group: bool,
+    caller: Caller,
+    shares_callers_group: bool,
     /// How it was when it was lent.
     modes: Option<Termios>,
 }
 
 impl Terminal {
     /// Looks for the controlling terminal.
-    pub fn find() -> Terminal {
+    pub fn find(caller: Caller) -> Terminal {
         let open = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOCTTY).open("/dev/tty");
         // A terminal that hung up can still be opened, and knows no foreground group.
         let controlling = open.ok().filter(|terminal| foreground_group(terminal).is_some());
-        let leads = our_group() == nix::unistd::getpid().as_raw();
-        let has_company = !leads || is_pipe(libc::STDIN_FILENO) || is_pipe(libc::STDOUT_FILENO);
-        let shares_our_group = controlling.is_some() && has_company;
-        Terminal { controlling, shares_our_group, modes: None }
+        let has_company = !caller.leads_group || is_pipe(libc::STDIN_FILENO) || is_pipe(libc::STDOUT_FILENO);
+        let shares_callers_group = controlling.is_some() && has_company;
+        Terminal { controlling, caller, shares_callers_group, modes: None }
     }
 
     /// Where the service is to start.
     pub fn placement(&mut self) -> Placement {
         match &self.controlling {
             None => Placement::OwnSession,
-            Some(_) if self.shares_our_group => Placement::OurGroup,
+            Some(_) if self.shares_callers_group => Placement::CallersGroup(self.caller.group),
             Some(terminal) => {
-                let foreground = foreground_group(terminal) == Some(our_group());
+                let foreground = foreground_group(terminal) == Some(self.caller.group);
                 if foreground {
                     self.modes = tcgetattr(terminal).ok();
                 }
@@ -78,10 +102,10 @@ impl Terminal {
         self.controlling.is_some()
     }
 
-    /// Whether this signal of the kernel reaches the service by itself: a key does, when it is in our group. A hang-up is told
-    /// to the session's leader alone.
+    /// Whether this signal of the kernel reaches the service by itself: a key does, when it is in the caller's group. A hang-up
+    /// is told to the session's leader alone.
     pub fn reaches_the_service(&self, signal: Signal) -> bool {
-        self.shares_our_group && !(signal == Signal::HUP && is_session_leader())
+        self.shares_callers_group && !(signal == Signal::HUP && self.caller.leads_session)
     }
 
     /// The descriptor that has to stay open.
@@ -92,7 +116,7 @@ impl Terminal {
     /// Lends the terminal to the service's group, if it is ours to lend.
     pub fn lend(&mut self, group: Pid) {
         let Some(terminal) = &self.controlling else { return };
-        if !self.shares_our_group && foreground_group(terminal) == Some(our_group()) {
+        if !self.shares_callers_group && foreground_group(terminal) == Some(self.caller.group) {
             self.modes = tcgetattr(terminal).ok();
             set_foreground_group(terminal, group);
         }
@@ -101,10 +125,10 @@ impl Terminal {
     /// Lends it again after a stop that had no effect. False when it is not ours to lend.
     pub fn lend_again(&self, group: Pid) -> bool {
         let Some(terminal) = &self.controlling else { return false };
-        if self.shares_our_group {
+        if self.shares_callers_group {
             return true;
         }
-        if foreground_group(terminal) == Some(our_group()) {
+        if foreground_group(terminal) == Some(self.caller.group) {
             set_foreground_group(terminal, group);
         }
         foreground_group(terminal) == Some(group)
@@ -114,7 +138,7 @@ impl Terminal {
     /// takes our end for that of a program that meant what it left.
     pub fn put_modes_back(&self) {
         let (Some(terminal), Some(modes)) = (&self.controlling, &self.modes) else { return };
-        if foreground_group(terminal) == Some(our_group()) {
+        if foreground_group(terminal) == Some(self.caller.group) {
             // It fails when the terminal hung up.
             let _ = tcsetattr(terminal, SetArg::TCSANOW, modes);
         }
@@ -123,38 +147,44 @@ impl Terminal {
     /// Takes the terminal back from `group`, or from a group that is no more.
     pub fn take_back(&self, group: Option<Pid>) {
         let Some(terminal) = &self.controlling else { return };
-        if self.shares_our_group {
+        if self.shares_callers_group {
             return;
         }
         let Some(foreground) = foreground_group(terminal) else { return };
         if Some(foreground) == group || is_gone(foreground) {
-            set_foreground_group(terminal, our_group());
+            set_foreground_group(terminal, self.caller.group);
         }
     }
 
-    /// Stops us until SIGCONT, as the service was stopped. False when it had no effect.
-    pub fn suspend(&self, stopped_by: Signal) -> bool {
-        // A stop would throw it away, and nobody would send another.
-        if is_pending(Signal::CONT) {
-            return true;
+    /// The signal by which a service that was stopped by `stopped_by` is to stop us, too.
+    pub fn suspending(&self, stopped_by: Signal) -> Signal {
+        match stopped_by {
+            // There is no shell that the kernel would ask about.
+            _ if self.controlling.is_none() => Signal::STOP,
+            // It would stop us also where nobody is there to continue us.
+            Signal::STOP => Signal::TSTP,
+            other => other,
         }
-        // Who is in the namespace with PID 1 cannot stop it, itself included.
-        if nix::unistd::getpid().as_raw() == 1 {
-            return false;
-        }
-        if self.controlling.is_none() {
-            // SAFETY: our own number, and a valid signal.
-            unsafe { libc::kill(libc::getpid(), Signal::STOP.number()) };
-            return is_pending(Signal::CONT);
-        }
-        // SIGSTOP would stop us also where nobody is there to continue us.
-        let signal = if stopped_by == Signal::STOP { Signal::TSTP } else { stopped_by };
-        // Others in our group had the key themselves.
-        // SAFETY: raise takes any valid signal.
-        unsafe { libc::raise(signal.number()) };
-        take_stop(signal);
-        is_pending(Signal::CONT)
     }
+}
+
+/// Stops this process until SIGCONT. False when it had no effect: in an orphaned group, or for PID 1.
+pub fn suspend(signal: Signal) -> bool {
+    // A stop would throw it away, and nobody would send another.
+    if is_pending(Signal::CONT) {
+        return true;
+    }
+    // Who is in the namespace with PID 1 cannot stop it, itself included.
+    if nix::unistd::getpid().as_raw() == 1 {
+        return false;
+    }
+    // Others in our group had the key themselves.
+    // SAFETY: our own number, and a valid signal.
+    unsafe { libc::kill(libc::getpid(), signal.number()) };
+    if signal != Signal::STOP {
+        take_stop(signal);
+    }
+    is_pending(Signal::CONT)
 }
 
 /// Lets a pending stop signal stop us.
@@ -175,10 +205,6 @@ fn is_pending(signal: Signal) -> bool {
     unsafe { libc::sigpending(pending.as_mut_ptr()) == 0 && libc::sigismember(pending.as_ptr(), signal.number()) == 1 }
 }
 
-fn our_group() -> Pid {
-    nix::unistd::getpgrp().as_raw()
-}
-
 fn foreground_group(terminal: &File) -> Option<Pid> {
     nix::unistd::tcgetpgrp(terminal).ok().map(nix::unistd::Pid::as_raw)
 }
@@ -193,9 +219,6 @@ fn is_gone(group: Pid) -> bool {
     unsafe { libc::kill(-group, 0) != 0 && *libc::__errno_location() == libc::ESRCH }
 }
 
-fn is_session_leader() -> bool {
-    nix::unistd::getsid(None).is_ok_and(|session| session == nix::unistd::getpid())
-}
 
 fn is_pipe(fd: RawFd) -> bool {
     // SAFETY: the descriptor is borrowed for this call only; a closed one gives an error, not a pipe.

@@ -5,7 +5,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -42,11 +42,25 @@ impl Destination {
         Ok(Destination { path, place })
     }
 
+    /// A place that another process of ours found: a file by its path, everything else by its descriptor.
+    pub fn known(path: PathBuf, descriptor: Option<OwnedFd>) -> Destination {
+        let place = descriptor.map_or_else(|| Place::Replace(path.clone()), |open| Place::Write(File::from(open)));
+        Destination { path, place }
+    }
+
+    /// The file that is to be replaced, if it is one.
+    pub fn file(&self) -> Option<&Path> {
+        match &self.place {
+            Place::Replace(path) => Some(path),
+            Place::Write(_) => None,
+        }
+    }
+
     /// The descriptor that has to stay open.
-    pub fn descriptor(&self) -> Option<RawFd> {
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match &self.place {
             Place::Replace(_) => None,
-            Place::Write(file) => Some(file.as_raw_fd()),
+            Place::Write(file) => Some(file.as_fd()),
         }
     }
 

@@ -2,8 +2,10 @@
 
 mod file;
 pub mod mask;
+mod record;
 
 pub use file::Destination;
+pub use record::Record;
 
 use crate::containment::leftover::{Fate, Leftover};
 use crate::signal::Signal;
@@ -21,8 +23,14 @@ const NAMED_IN_LINE: usize = 5;
 /// Everything that is known about a run at its end.
 #[derive(Debug)]
 pub struct Run {
-    /// The service's command.
-    pub command: Vec<String>,
+    /// The name of the run that no other has.
+    pub invocation: String,
+    /// What people call it.
+    pub name: Option<String>,
+    /// The service's command, without its secrets.
+    pub command: String,
+    /// What held the tree together.
+    pub containment: String,
     /// The number that the main process had.
     pub pid: Option<i32>,
     /// When the run began, by the wall clock.
@@ -33,6 +41,8 @@ pub struct Run {
     pub whole_time: Duration,
     /// How it ended.
     pub verdict: Verdict,
+    /// Which of our own processes was killed, if one was.
+    pub lost: Option<Lost>,
     /// Whether that counts as success.
     pub success: bool,
     /// Why there was no service.
@@ -45,12 +55,23 @@ pub struct Run {
     pub exit_code: u8,
 }
 
+/// One of our own processes, that was killed before its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lost {
+    /// The supervisor; the guard ended what it left.
+    Supervisor,
+    /// The guard; the supervisor ended everything.
+    Guard,
+}
+
 #[derive(Serialize)]
 struct ReportFile<'r> {
     schema: u32,
     supervise: &'static str,
-    invocation: String,
-    command: String,
+    invocation: &'r str,
+    name: Option<&'r str>,
+    command: &'r str,
+    containment: &'r str,
     pid: Option<i32>,
     started: String,
     ended: String,
@@ -143,6 +164,8 @@ impl Run {
     fn result(&self) -> &'static str {
         match self.verdict.exit {
             _ if self.verdict.survivors => "survivors",
+            _ if self.lost == Some(Lost::Supervisor) => "supervisor-lost",
+            _ if self.lost == Some(Lost::Guard) => "guard-lost",
             _ if self.start_error.is_some() => "start-failed",
             _ if self.verdict.timed_out => "timeout",
             _ if self.success => "success",
@@ -158,8 +181,10 @@ impl Run {
         let file = ReportFile {
             schema: SCHEMA,
             supervise: env!("CARGO_PKG_VERSION"),
-            invocation: invocation().to_string(),
-            command: mask::command_line(&self.command),
+            invocation: &self.invocation,
+            name: self.name.as_deref(),
+            command: &self.command,
+            containment: &self.containment,
             pid: self.pid,
             started: humantime::format_rfc3339_millis(self.began).to_string(),
             ended: humantime::format_rfc3339_millis(self.began + self.whole_time).to_string(),
@@ -222,7 +247,7 @@ impl Run {
 
 /// A name for this run that no other has. The kernel is asked by us: what the uuid crate asks looks for `/dev/urandom` in a
 /// static build, and ends us where there is none.
-fn invocation() -> uuid::Uuid {
+pub fn invocation() -> String {
     let mut random = [0; 16];
     // SAFETY: the buffer is as long as said.
     let got = unsafe { libc::syscall(libc::SYS_getrandom, random.as_mut_ptr(), random.len(), libc::GRND_NONBLOCK) };
@@ -231,7 +256,7 @@ fn invocation() -> uuid::Uuid {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
         random = (now << 64 | u128::from(std::process::id())).to_be_bytes();
     }
-    uuid::Builder::from_random_bytes(random).into_uuid()
+    uuid::Builder::from_random_bytes(random).into_uuid().to_string()
 }
 
 fn names<'l>(leftovers: impl Iterator<Item = &'l Leftover>) -> String {

@@ -42,6 +42,7 @@ pub(super) struct Past {
     last_death: Option<Time>,
     impatient: bool,
     suspend_asked: bool,
+    guard_lost: bool,
     ended: bool,
 }
 
@@ -99,18 +100,18 @@ const INVARIANTS: [Invariant; 26] = [
     ("a burst is one request, and an early one in the end is none", |past, step| {
         past.is_wanted_up() || step.request().is_none() || past.is_second(step) || step.actions.is_empty()
     }),
-    ("a second request kills the tree at once", |past, step| {
-        let kills = past.is_second(step) && past.killing_since.is_none();
+    ("a second request, or the loss of the guard, kills the tree at once", |past, step| {
+        let kills = past.is_hurried(step) && past.killing_since.is_none();
         !kills || matches!(step.actions, [Action::KillTree(_)])
     }),
     ("without impatience leftovers have their time before they are killed", |past, step| {
         let since = past.emptying_since.or(past.is_given_up(step).then_some(step.now));
         let time = since.map(|since| since.after(past.policy.leftover_timeout));
-        !step.kills_tree() || past.impatient || past.is_second(step) || time.is_some_and(|time| time <= step.now)
+        !step.kills_tree() || past.impatient || past.is_hurried(step) || time.is_some_and(|time| time <= step.now)
     }),
     ("without impatience leftovers are told before they are killed", |past, step| {
         let no_time = past.policy.leftover_timeout == Duration::ZERO;
-        !step.kills_tree() || past.impatient || past.is_second(step) || no_time || past.last_look.is_some()
+        !step.kills_tree() || past.impatient || past.is_hurried(step) || no_time || past.last_look.is_some()
             // A clock that nobody looked at in time.
             || past.killing_since.is_some() || step.due.is_some_and(|due| due < step.now)
     }),
@@ -135,7 +136,8 @@ const INVARIANTS: [Invariant; 26] = [
         !closed || !step.actions.is_empty()
     }),
     ("nothing but the time of the run wakes a running service", |past, step| {
-        let stays_up = past.is_wanted_up() && !step.is_an_end() && step.request().is_none() && !past.is_over_time(step);
+        let goes_down = step.is_an_end() || step.request().is_some() || past.is_over_time(step) || past.is_hurried(step);
+        let stays_up = past.is_wanted_up() && !goes_down;
         !stays_up || step.next == past.run_ends()
     }),
     ("on the way out there is a deadline, and a look at least every half second", |past, step| {
@@ -222,6 +224,7 @@ impl Past {
             last_death: None,
             impatient: false,
             suspend_asked: false,
+            guard_lost: false,
             ended: false,
         }
     }
@@ -256,6 +259,8 @@ impl Past {
                 self.stopping_since.get_or_insert(step.now);
             }
         }
+        self.impatient |= self.is_hurried(step);
+        self.guard_lost |= *step.event == Event::GuardLost;
         if step.is_an_end() || self.is_given_up(step) || step.kills_tree() {
             self.emptying_since.get_or_insert(step.now);
         }
@@ -297,6 +302,12 @@ impl Past {
     fn is_second(&self, step: &Step<'_>) -> bool {
         let second = self.asked_at.is_some_and(|first| first.until(step.now) >= Duration::from_secs(1));
         second && step.request().is_some() && !self.ended
+    }
+
+    /// There is no time to ask.
+    fn is_hurried(&self, step: &Step<'_>) -> bool {
+        let lost = *step.event == Event::GuardLost && self.started_at.is_some() && !self.ended;
+        lost || self.is_second(step)
     }
 
     /// Until when killing goes on.
@@ -344,6 +355,7 @@ impl Past {
             started: self.executed,
             stop: self.stop,
             timed_out: self.timed_out,
+            guard_lost: self.guard_lost,
             survivors: false,
         }
     }

@@ -68,6 +68,8 @@ pub struct Policy {
 pub enum Event {
     /// The service is wanted.
     Start,
+    /// What earlier invocations left is to be ended, and nothing is to be started: the tree is theirs.
+    Sweep,
     /// The main process executes the command.
     Started,
     /// There is no main process: it could not be made, or could not execute the command.
@@ -87,6 +89,8 @@ pub enum Event {
     TreeChanged,
     /// It is proven that nothing is left.
     TreeEmpty,
+    /// The guard above us is gone: nobody will end what we leave.
+    GuardLost,
     /// The deadline may have passed.
     Tick,
 }
@@ -124,7 +128,7 @@ pub enum Action {
 }
 
 /// How the run ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
     /// How the main process ended; nothing when it never ran the command, or could not be ended.
     pub exit: Option<Exit>,
@@ -134,6 +138,8 @@ pub struct Verdict {
     pub stop: Option<Signal>,
     /// Whether the run was over its time.
     pub timed_out: bool,
+    /// Whether the guard was lost, and the run was ended for that.
+    pub guard_lost: bool,
     /// Whether something could not be ended.
     pub survivors: bool,
 }
@@ -150,13 +156,23 @@ pub struct Supervisor {
     run_ends: Option<Time>,
     /// Whether a stop of ourselves was asked for from outside.
     suspend_asked: bool,
+    /// Whether there is no service, but what others left.
+    sweeping: bool,
 }
 
 impl Supervisor {
     /// A supervisor whose service is down.
     pub fn new(policy: Policy) -> Supervisor {
-        let verdict = Verdict { exit: None, started: false, stop: None, timed_out: false, survivors: false };
-        Supervisor { policy, state: State::Down, verdict, stop_asked_at: None, run_ends: None, suspend_asked: false }
+        let verdict = Verdict::default();
+        Supervisor {
+            policy,
+            state: State::Down,
+            verdict,
+            stop_asked_at: None,
+            run_ends: None,
+            suspend_asked: false,
+            sweeping: false,
+        }
     }
 
     /// When to hand in [`Event::Tick`] if no event comes before; `None`: never.

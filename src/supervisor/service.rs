@@ -1,6 +1,7 @@
 //! The states of a service and what leads from one to the next.
 //!
 //! ```text
+//! Down ─Sweep→ Emptying (what earlier invocations left) ─TreeEmpty→ Down
 //! Down ─Start→ Starting ─Started→ Up ─Exited→ Emptying ─TreeEmpty→ Down
 //!                  │               └─stop, over time→ Stopping ─Exited→ ┘
 //!                  └─StartFailed, Exited→ Emptying
@@ -81,6 +82,7 @@ impl Supervisor {
     pub fn handle(&mut self, now: Time, event: Event) -> Vec<Action> {
         match (self.state, event) {
             (State::Down, Event::Start) => self.start(now),
+            (State::Down, Event::Sweep) => self.sweep(now),
 
             (State::Starting, Event::Started) => {
                 self.verdict.started = true;
@@ -123,6 +125,10 @@ impl Supervisor {
             }
             (State::Emptying { .. }, Event::TreeEmpty) => self.end(),
 
+            (State::Starting | State::Up | State::Stopping { .. } | State::Emptying { .. }, Event::GuardLost) => {
+                self.guard_lost(now)
+            }
+
             // The end is behind us, or nothing was begun.
             (
                 State::Down,
@@ -133,10 +139,14 @@ impl Supervisor {
                 | Event::Signal { .. }
                 | Event::TreeChanged
                 | Event::TreeEmpty
+                | Event::GuardLost
                 | Event::Tick,
             ) => vec![],
             // One service has one invocation at a time.
-            (State::Starting | State::Up | State::Stopping { .. } | State::Emptying { .. }, Event::Start)
+            (
+                State::Starting | State::Up | State::Stopping { .. } | State::Emptying { .. },
+                Event::Start | Event::Sweep,
+            )
             | (State::Up | State::Emptying { .. }, Event::StartFailed)
             | (State::Up, Event::Started) => vec![],
             // Orphans of a running service come and go.
@@ -150,6 +160,12 @@ impl Supervisor {
         self.run_ends = self.policy.run_timeout.map(|limit| now.after(limit));
         self.state = State::Starting;
         vec![Action::Spawn]
+    }
+
+    /// The end of a run that never was: the ladder for what others left, from its second rung on.
+    fn sweep(&mut self, now: Time) -> Vec<Action> {
+        self.sweeping = true;
+        self.empty(now)
     }
 
     fn ended(&mut self, exit: Exit) {
@@ -218,8 +234,19 @@ impl Supervisor {
         if wanted.stops_a_process() { vec![] } else { self.forward(wanted) }
     }
 
+    /// Nobody would end what we leave if we were killed next, so there is no time to ask.
+    fn guard_lost(&mut self, now: Time) -> Vec<Action> {
+        self.verdict.guard_lost = true;
+        let is_killing = matches!(self.state, State::Emptying { rung: Rung::Kill { .. }, .. });
+        if is_killing { vec![] } else { self.kill(now) }
+    }
+
     fn signal_while_emptying(&mut self, now: Time, received: Signal, wanted: Signal) -> Vec<Action> {
         let State::Emptying { rung, .. } = self.state else { return vec![] };
+        if self.sweeping && is_a_stop(received, wanted) {
+            // Nothing is to be started after this.
+            self.verdict.stop.get_or_insert(received);
+        }
         let impatient = is_a_stop(received, wanted) && self.is_second_request(now);
         if impatient && rung == Rung::Terminate { self.kill(now) } else { vec![] }
     }

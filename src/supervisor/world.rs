@@ -34,6 +34,7 @@ struct Plan {
     others: Vec<(u64, Nature)>,
     signals: Vec<(u64, (Signal, Signal))>,
     stops_of_main: Vec<u64>,
+    guard_dies: Option<u64>,
     dice: Vec<u8>,
 }
 
@@ -92,15 +93,17 @@ fn plan() -> impl Strategy<Value = Plan> {
         vec((moment(), nature()), 0..5),
         vec((moment(), signal), 0..6),
         vec(moment(), 0..3),
+        prop_oneof![4 => Just(None), 1 => moment().prop_map(Some)],
         vec(any::<u8>(), 0..64),
     );
-    parts.prop_map(|(policy, start, main, others, signals, stops_of_main, dice)| Plan {
+    parts.prop_map(|(policy, start, main, others, signals, stops_of_main, guard_dies, dice)| Plan {
         policy,
         start,
         main,
         others,
         signals,
         stops_of_main,
+        guard_dies,
         dice,
     })
 }
@@ -153,6 +156,7 @@ enum Occurrence {
     Birth(Nature),
     Death(usize, Exit),
     MainStops,
+    GuardDies,
     Signal(Signal, Signal),
     /// Once more.
     Again(fn(Exit) -> Event),
@@ -199,6 +203,7 @@ impl World {
         plan.others.iter().for_each(|(at, nature)| world.set(*at, Occurrence::Birth(*nature)));
         plan.signals.iter().for_each(|(at, (received, wanted))| world.set(*at, Occurrence::Signal(*received, *wanted)));
         plan.stops_of_main.iter().for_each(|at| world.set(*at, Occurrence::MainStops));
+        plan.guard_dies.iter().for_each(|at| world.set(*at, Occurrence::GuardDies));
         world
     }
 
@@ -235,7 +240,7 @@ impl World {
         let exited = Event::Exited(Exit::Code(0));
         let all = [Event::Started, Event::StartFailed, exited, Event::MainStopped, term.clone(), term];
         all.into_iter()
-            .chain([Event::TreeChanged, Event::TreeEmpty, Event::Tick])
+            .chain([Event::TreeChanged, Event::TreeEmpty, Event::GuardLost, Event::Tick])
             .try_for_each(|event| self.hand_in(event))
     }
 
@@ -266,6 +271,7 @@ impl World {
                     }
                 }
                 Occurrence::MainStops if self.main_is_alive() => events[2].push(Event::MainStopped),
+                Occurrence::GuardDies => events[0].push(Event::GuardLost),
                 Occurrence::Again(event) => events[2].push(event(Exit::Code(99))),
                 Occurrence::Birth(_) | Occurrence::Death(..) | Occurrence::MainStops => {}
             }

@@ -5,13 +5,14 @@ mod emptying;
 mod job_control;
 mod start;
 mod stop;
+mod sweep;
 mod table;
 
 use super::exit::Exit;
 use super::{Action, Event, Policy, Supervisor, Target, Time, Verdict};
 use crate::signal::Signal;
 use Action::{End, NameSurvivors, Resume, Spawn, Suspend};
-use Event::{Exited, MainStopped, Start, StartFailed, Started, Tick, TreeChanged, TreeEmpty};
+use Event::{Exited, GuardLost, MainStopped, Start, StartFailed, Started, Sweep, Tick, TreeChanged, TreeEmpty};
 use std::time::Duration;
 
 /// The stop signal of the scripts, which no service would take for another.
@@ -21,7 +22,14 @@ const STOP_SIGNAL: Signal = Signal::HUP;
 const DONE: Exit = Exit::Code(3);
 
 /// The verdict on a service that ran and was killed by nobody.
-const RAN: Verdict = Verdict { exit: Some(DONE), started: true, stop: None, timed_out: false, survivors: false };
+const RAN: Verdict = Verdict {
+    exit: Some(DONE),
+    started: true,
+    stop: None,
+    timed_out: false,
+    guard_lost: false,
+    survivors: false,
+};
 
 fn policy() -> Policy {
     Policy {

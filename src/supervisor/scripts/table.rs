@@ -14,6 +14,7 @@ use std::time::Duration;
 const TABLE: &str = "
 event         down         start              up                 stop           killed      term        kill
 Start         spawn>start  .                  .                  .              .           .           .
+Sweep         >term        .                  .                  .              .           .           .
 Started       .            >up                .                  .              .           .           .
 StartFailed   .            >term              .                  >term          >term       .           .
 Exited        .            >term              >term              >term          >term       .           .
@@ -28,6 +29,7 @@ TSTP          .            g:TSTP             g:TSTP             .              
 CONT          .            resume             resume             resume         resume      .           .
 TreeChanged   .            .                  .                  .              .           .           kill
 TreeEmpty     .            .                  .                  .              .           end>down    end>down
+GuardLost     .            kill>kill          kill>kill          kill>kill      kill>kill   kill>kill   .
 Tick          .            .                  .                  .              .           .           .
 due           .            g:HUP,g:CONT>stop  g:HUP,g:CONT>stop  m:KILL>killed  look>term   look        kill
 late          .            g:HUP,g:CONT>stop  g:HUP,g:CONT>stop  m:KILL>killed  look>term   kill>kill   name,end>down
@@ -112,6 +114,8 @@ fn event(row: &str, supervisor: &Supervisor, entered: Time) -> (Event, Time) {
         "MainStopped" => Event::MainStopped,
         "TreeChanged" => Event::TreeChanged,
         "TreeEmpty" => Event::TreeEmpty,
+        "GuardLost" => Event::GuardLost,
+        "Sweep" => Event::Sweep,
         "Tick" => Event::Tick,
         "due" => return (Event::Tick, supervisor.deadline().unwrap_or(late)),
         "late" => return (Event::Tick, late),

@@ -1,0 +1,103 @@
+//! What is said when all is over: the cause first, then what was ended, then who could not be, then the report.
+
+use crate::config::SuccessStatus;
+use crate::effects::Outcome;
+use crate::guard::{End, Lost};
+use crate::report::{self, Destination, Record, Run};
+use crate::supervisor::Verdict;
+use crate::{cli, log};
+use std::io;
+use std::time::Duration;
+use tracing::{Level, error, info, warn};
+
+/// A run as the supervisor saw it to its end.
+#[derive(Debug)]
+pub struct Ended {
+    /// What the hands of the core know.
+    pub outcome: Outcome,
+    /// What the core says.
+    pub verdict: Verdict,
+    /// How long it took in all.
+    pub whole_time: Duration,
+}
+
+impl Ended {
+    /// All of it in one.
+    pub fn into_run(self, success: &[SuccessStatus]) -> Run {
+        let Ended { outcome, verdict, whole_time } = self;
+        let Outcome { record, leftovers, start_error, service_ended, .. } = outcome;
+        let (leftovers, unnamed) = leftovers.into_list();
+        let kind = start_error.as_ref().map(|error| error.kind);
+        Run {
+            invocation: record.invocation,
+            name: record.name,
+            command: record.command,
+            containment: record.containment,
+            // Who could not execute the command never was the service.
+            pid: record.pid.filter(|_| verdict.started),
+            began: record.began,
+            service_time: service_ended.unwrap_or_default().0,
+            whole_time,
+            verdict,
+            lost: verdict.guard_lost.then_some(report::Lost::Guard),
+            success: verdict.exit.is_some_and(|exit| cli::is_success(exit, success)),
+            start_error: start_error.map(|error| error.to_string()),
+            leftovers,
+            unnamed,
+            exit_code: cli::exit_code(&verdict, kind, success),
+        }
+    }
+}
+
+/// Says how it ended.
+pub fn tell(run: &Run, run_timeout: Option<Duration>, report: Option<&mut Destination>) {
+    if let Some(why) = &run.start_error {
+        error!("{why}");
+    }
+    match run.lost {
+        Some(report::Lost::Supervisor) => error!("the supervisor was killed; its guard ended all that it had started"),
+        Some(report::Lost::Guard) => error!("the guard was killed; all that was started was ended"),
+        None => {}
+    }
+    if let Some(limit) = run_timeout.filter(|_| run.verdict.timed_out) {
+        warn!("the service was stopped: it ran longer than {}", humantime::format_duration(limit));
+    }
+    if let Some(line) = run.summary() {
+        info!("{line}");
+    }
+    if let Some(line) = run.survivors() {
+        error!("{line}");
+    }
+    if let Some(report) = report
+        && let Err(why) = report.write(&run.to_json())
+    {
+        warn!("the report could not be written to {}: {}", report.path().display(), log::reason(&why));
+    }
+}
+
+/// The guard's exit code: the supervisor's, or what comes of its loss.
+pub fn mirror(end: End) -> u8 {
+    match end {
+        End::Orderly(code) => code,
+        End::Lost(lost) => told_in_its_place(lost),
+    }
+}
+
+fn told_in_its_place(lost: Lost) -> u8 {
+    let Some(record) = Record::from_text(&lost.record) else {
+        log::start(Default::default(), Level::INFO);
+        error!("the supervisor {} before it had begun", lost.exit);
+        return if lost.survivors { cli::SURVIVORS } else { cli::UNABLE };
+    };
+    log::start(record.log_format, record.log_level());
+    let mut report = record.destination(lost.report);
+    let run = record.lost(lost.leftovers, lost.survivors);
+    tell(&run, None, report.as_mut());
+    run.exit_code
+}
+
+/// Says what cannot be done, and that nothing was started for it.
+pub fn unable(what: &str, why: &io::Error) -> u8 {
+    error!("cannot {what}: {}; nothing was started", log::reason(why));
+    cli::UNABLE
+}

@@ -1,0 +1,259 @@
+//! The guard: the process that people see and signal, and that outlives the supervisor.
+//!
+//! ```text
+//! guard          a subreaper; the caller's child, in the caller's group; small: it knows no configuration
+//!   └ supervisor a subreaper; another name, another group: who kills the one by name or group misses the other
+//!       └ service
+//! ```
+//!
+//! It passes every signal on, stops when the service is stopped, and ends as the supervisor ends. If the supervisor dies of a
+//! signal, all that was below it falls to the guard, which kills until the kernel says that nobody is left. If the guard
+//! dies, the supervisor reads the end of file at once, and kills in its place. What needs more than killing (the log, the
+//! report) is the caller's, with what the supervisor has told.
+
+pub mod link;
+
+use crate::containment::leftover::Leftovers;
+use crate::containment::lineage::Lineage;
+use crate::process::reap::{Change, Left, reap};
+use crate::process::signals::{SignalSource, queue};
+use crate::process::terminal::suspend;
+use crate::process::{Pid, descriptors, memory, title};
+use crate::signal::Signal;
+use crate::supervisor::exit::Exit;
+use link::{Contained, GuardEnd, Link, Message};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// The supervisor's name beside the guard's.
+const NAME: &std::ffi::CStr = c"supervisor";
+
+/// How long a run lasts before the memory of the start is given back.
+const SETTLED: Duration = Duration::from_millis(200);
+
+/// Patience after the last death, and in all, as the supervisor has it by default.
+const PATIENCE: Duration = Duration::from_secs(5);
+const ALL_PATIENCE: Duration = Duration::from_secs(60);
+
+/// Between two looks while nobody dies, with doubling.
+const PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(500)];
+
+/// Which of the two this process is.
+#[derive(Debug)]
+pub enum Role {
+    /// The guard; to be told to watch.
+    Guard(Guard),
+    /// The supervisor, and its link to the guard.
+    Supervisor(Guarded),
+}
+
+/// What the supervisor has of its guard.
+#[derive(Debug)]
+pub struct Guarded {
+    /// The way to it.
+    pub link: Link,
+    /// Its number; 0 when it is outside of our pid namespace.
+    pub pid: Pid,
+}
+
+impl Guarded {
+    /// Lets a guard go on that stops when nobody is to continue it any more. Out of our pid namespace it cannot be reached.
+    pub fn resume(&self) {
+        let is_ours = self.pid > 1 && nix::unistd::getppid().as_raw() == self.pid;
+        // SAFETY: our parent, which cannot be another's number while it is that.
+        unsafe { if is_ours { libc::kill(self.pid, libc::SIGCONT) } else { 0 } };
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Guard {
+    supervisor: Pid,
+    link: GuardEnd,
+    signals: SignalSource,
+    lineage: Lineage,
+    contained: Contained,
+    record: (Vec<u8>, Option<OwnedFd>),
+    /// Held, and never looked at.
+    locks: Vec<OwnedFd>,
+    /// Whether there is nothing more to hear.
+    silent: bool,
+}
+
+/// How it ended.
+#[derive(Debug)]
+pub enum End {
+    /// The supervisor came to its own end, with this exit code.
+    Orderly(u8),
+    /// The supervisor was killed, and so was all that it left.
+    Lost(Lost),
+}
+
+/// What is known of a supervisor that was lost, and of what it left.
+#[derive(Debug)]
+pub struct Lost {
+    /// How it died.
+    pub exit: Exit,
+    /// What it had told last.
+    pub record: Vec<u8>,
+    /// Where the report goes, when that is a descriptor.
+    pub report: Option<OwnedFd>,
+    /// Who was left.
+    pub leftovers: Leftovers,
+    /// Whether somebody could not be ended.
+    pub survivors: bool,
+}
+
+/// Makes the supervisor; both go on from here.
+///
+/// # Errors
+/// When the kernel has no process or no descriptors for it, or a filter refuses.
+pub fn fork() -> io::Result<Role> {
+    let signals = SignalSource::open(None)?;
+    let mut lineage = Lineage::enter()?;
+    let (link, supervisors_end) = link::pair()?;
+    let guard = nix::unistd::getpid().as_raw();
+    // SAFETY: there is one thread, so the child finds every lock free.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => {
+            drop((link, signals, lineage));
+            become_supervisor();
+            Ok(Role::Supervisor(Guarded { link: supervisors_end, pid: guard }))
+        }
+        supervisor => {
+            lineage.guards(supervisor, false);
+            let (contained, record, locks) = (Contained::default(), (vec![], None), vec![]);
+            Ok(Role::Guard(Guard { supervisor, link, signals, lineage, contained, record, locks, silent: false }))
+        }
+    }
+}
+
+fn become_supervisor() {
+    title::change(NAME);
+    // SAFETY: our own group and a constant option. A stopped process would not see its guard's death; a SIGCONT past the guard
+    // is dropped. The group may be refused to nobody but a session's leader, which a new process is not.
+    unsafe {
+        libc::setpgid(0, 0);
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGCONT);
+    }
+}
+
+impl Guard {
+    /// Watches over the supervisor to its end.
+    pub fn watch(mut self) -> End {
+        descriptors::release(&[self.link.as_raw_fd(), self.signals.as_raw_fd()]);
+        let mut settles = Some(Instant::now() + SETTLED);
+        loop {
+            self.sleep(settles);
+            if settles.take_if(|time| *time <= Instant::now()).is_some() {
+                memory::release();
+            }
+            // A flood that is not read to its end has the descriptor still readable.
+            let _ = self.signals.drain(|received| {
+                if ![Signal::CHLD, Signal::PIPE].contains(&received.signal) {
+                    queue(self.supervisor, received);
+                }
+            });
+            self.listen();
+            let ended = self.reap();
+            // What was told before that end: another may be the supervisor by now.
+            self.listen();
+            match ended.into_iter().find(|(pid, _)| *pid == self.supervisor) {
+                Some((_, Exit::Code(code))) => return End::Orderly(code),
+                Some((_, exit)) => return End::Lost(self.take_over(exit)),
+                None => {}
+            }
+        }
+    }
+
+    /// Until a signal or a message comes, or that moment.
+    fn sleep(&self, until: Option<Instant>) {
+        let timeout = until.map_or(-1, |until| milliseconds(until.saturating_duration_since(Instant::now())));
+        let readable = |descriptor| libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
+        let mut both = [readable(self.signals.as_raw_fd()), readable(self.link.as_raw_fd())];
+        // SAFETY: as many as said. A link at its end is readable for ever.
+        unsafe { libc::poll(both.as_mut_ptr(), if self.silent { 1 } else { 2 }, timeout) };
+    }
+
+    fn listen(&mut self) {
+        while !self.silent
+            && let Some(message) = self.link.receive()
+        {
+            match message {
+                Message::End => self.silent = true,
+                Message::Record(text, report) => self.record = (text, report.or(self.record.1.take())),
+                Message::Contained(contained, _) => {
+                    self.contained = contained;
+                    self.lineage.guards(self.supervisor, contained.own_session);
+                }
+                Message::Hold(lock) => self.locks.push(lock),
+                Message::Suspend(signal) => self.link.answer(suspend(signal)),
+                Message::Successor(pid) => {
+                    self.supervisor = pid;
+                    self.lineage.guards(pid, self.contained.own_session);
+                }
+            }
+        }
+    }
+
+    fn reap(&mut self) -> Vec<(Pid, Exit)> {
+        let mut ended = vec![];
+        reap(|change| {
+            if let Change::Ended(pid, exit) = change {
+                self.lineage.reaped(pid, exit);
+                ended.push((pid, exit));
+            }
+        });
+        ended
+    }
+
+    /// Kills until nobody is left.
+    fn take_over(mut self, exit: Exit) -> Lost {
+        let survivors = !self.kill_all();
+        if survivors {
+            self.lineage.name_survivors();
+        }
+        let (record, report) = self.record;
+        Lost { exit, record, report, leftovers: self.lineage.into_leftovers(), survivors }
+    }
+
+    /// False when patience is at its end.
+    fn kill_all(&mut self) -> bool {
+        let at_last = Instant::now() + ALL_PATIENCE;
+        let mut until = Instant::now() + PATIENCE;
+        let [shortest, longest] = PAUSES;
+        let mut pause = shortest;
+        loop {
+            let mut died = false;
+            let left = reap(|change| {
+                if let Change::Ended(pid, exit) = change {
+                    died = true;
+                    self.lineage.reaped(pid, exit);
+                }
+            });
+            if self.lineage.is_empty(left) {
+                return true;
+            }
+            if died {
+                (until, pause) = (Instant::now() + PATIENCE, shortest);
+            }
+            if Instant::now() >= until.min(at_last) {
+                return false;
+            }
+            if left != Left::More {
+                self.lineage.kill_tree(at_last);
+                // Whatever wakes us, a death or a signal that comes too late: the next round looks.
+                let _ = self.signals.drain(|_| {});
+                self.sleep(Some(Instant::now() + pause));
+                pause = (pause * 2).min(longest);
+            }
+        }
+    }
+}
+
+fn milliseconds(duration: Duration) -> i32 {
+    // Rounded up, so as not to wake too early.
+    i32::try_from(duration.as_micros().div_ceil(1000)).unwrap_or(i32::MAX)
+}
