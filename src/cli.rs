@@ -155,7 +155,9 @@ pub struct Refused {
 /// What to tell the user.
 pub fn read(arguments: &[OsString]) -> Result<Asked, Refused> {
     match Typed::try_parse_from(arguments) {
-        Ok(Typed { options, verb: Some(Verb::Check { command }), .. }) => Ok(Asked::Check(Request { options, command })),
+        Ok(Typed { options, verb: Some(Verb::Check { command }), .. }) => {
+            Ok(Asked::Check(Request { options, command }))
+        }
         Ok(Typed { options, command, verb: None }) => Ok(Asked::Run(Request { options, command })),
         Err(error) if error.use_stderr() => {
             Err(Refused { text: explain(&error, arguments), log_format: LogFormat::default() })

@@ -150,7 +150,9 @@ impl Effects {
             Action::Signal(target, signal) => self.signal(target, signal),
             Action::Suspend => self.suspend(),
             Action::Resume => self.resume(),
-            Action::TerminateLeftovers(until) => self.means.lineage.terminate_leftovers(self.means.clock.instant(until)),
+            Action::TerminateLeftovers(until) => {
+                self.means.lineage.terminate_leftovers(self.means.clock.instant(until))
+            }
             Action::KillTree(until) => self.means.lineage.kill_tree(self.means.clock.instant(until)),
             Action::NameSurvivors => self.means.lineage.name_survivors(),
             Action::End(verdict) => self.verdict = Some(verdict),

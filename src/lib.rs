@@ -4,10 +4,11 @@
 //! still alive is ended, that none is left is proven, and what happened is reported by name.
 //!
 //! ```text
-//!  by hand, cron, ssh, CI, systemd        PID 1 of a container
-//!  supervise                              supervise (PID 1)
-//!    └ service (main process)               └ service (main process)
-//!        └ … the tree                           └ … the tree
+//!  by hand, cron, ssh, CI, systemd        PID 1 of a container         --containment pidns
+//!  supervise (guard; the pid you see)     supervise (PID 1)            supervise (guard)
+//!    └ supervisor                           └ service                    └ supervisor (PID 1 of its namespace)
+//!        └ service (main process)               └ … the tree                 └ service
+//!            └ … the tree                                                        └ … the tree
 //!
 //!  descriptors ─→ event_loop ─Event→ supervisor ─Action→ effects ─→ process, containment
 //!                     ↑                (pure)                │
@@ -21,11 +22,13 @@
 //! | `main`, `entry` | the program: argv → run → exit code; its first instructions, which block every signal |
 //! | [`cli`] | argv → what was asked; how it ended → exit code |
 //! | [`config`] | TOML → what is in force; every refusal names line, key and remedy |
+//! | [`guard`] | the process above the supervisor, that outlives it; the way in which the two talk |
 //! | [`supervisor`] | DECISIONS: `(time, event) → actions`, pure |
 //! | [`event_loop`] | what happens → events, in a fixed order |
 //! | [`effects`] | actions → system calls |
 //! | [`process`] | making, waiting for, reading about and signalling processes; the terminal; descriptors |
 //! | [`containment`] | who is in the tree, ending it, proving it empty |
+//! | [`aftermath`] | what is said when all is over |
 //! | [`report`] | the line for people, the file for programs, the masking of secrets |
 //! | [`log`] | the log, which never blocks |
 //! | [`signal`] | the names of signals |
@@ -104,13 +107,9 @@ fn print(text: &str) -> u8 {
 fn guarded(inherited: Inherited, request: Request) -> Result<u8, Refused> {
     let caller = Caller::ourselves();
     let oom_score = oom::lower();
-    let wanted = match request.guard() {
-        GuardMode::Auto => nix::unistd::getpid().as_raw() != 1,
-        GuardMode::On => true,
-        GuardMode::Off => false,
-    };
     let must = request.guard() == GuardMode::On;
-    let (guarded, why_not) = match wanted.then(guard::fork) {
+    let is_wanted = must || request.guard() == GuardMode::Auto && nix::unistd::getpid().as_raw() != 1;
+    let (guarded, why_not) = match is_wanted.then(guard::fork) {
         Some(Ok(Role::Guard(guard))) => {
             // Of what was typed the guard needs nothing.
             drop(request);

@@ -43,7 +43,7 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(5
 #[derive(Debug)]
 pub enum Role {
     /// The guard; to be told to watch.
-    Guard(Guard),
+    Guard(Box<Guard>),
     /// The supervisor, and its link to the guard.
     Supervisor(Guarded),
 }
@@ -125,7 +125,8 @@ pub fn fork() -> io::Result<Role> {
         supervisor => {
             lineage.guards(supervisor, false);
             let (contained, record, locks) = (Contained::default(), (vec![], None), vec![]);
-            Ok(Role::Guard(Guard { supervisor, link, signals, lineage, contained, record, locks, silent: false }))
+            let guard = Guard { supervisor, link, signals, lineage, contained, record, locks, silent: false };
+            Ok(Role::Guard(Box::new(guard)))
         }
     }
 }

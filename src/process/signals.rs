@@ -114,7 +114,8 @@ impl SignalSource {
         let mut batch = [const { MaybeUninit::<libc::signalfd_siginfo>::uninit() }; BATCH];
         for _ in 0..MOST_READS {
             // SAFETY: the buffer is as long as said. Interrupted it cannot be: every signal is blocked.
-            let size = unsafe { libc::read(self.descriptor.as_raw_fd(), batch.as_mut_ptr().cast(), size_of_val(&batch)) };
+            let size =
+                unsafe { libc::read(self.descriptor.as_raw_fd(), batch.as_mut_ptr().cast(), size_of_val(&batch)) };
             let count = usize::try_from(size).unwrap_or(0) / size_of::<libc::signalfd_siginfo>();
             for info in &batch[..count] {
                 // SAFETY: the kernel wrote the first `count` of them.

@@ -219,7 +219,6 @@ fn is_gone(group: Pid) -> bool {
     unsafe { libc::kill(-group, 0) != 0 && *libc::__errno_location() == libc::ESRCH }
 }
 
-
 fn is_pipe(fd: RawFd) -> bool {
     // SAFETY: the descriptor is borrowed for this call only; a closed one gives an error, not a pipe.
     let file = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned().map(File::from);

@@ -136,7 +136,8 @@ const INVARIANTS: [Invariant; 26] = [
         !closed || !step.actions.is_empty()
     }),
     ("nothing but the time of the run wakes a running service", |past, step| {
-        let goes_down = step.is_an_end() || step.request().is_some() || past.is_over_time(step) || past.is_hurried(step);
+        let goes_down =
+            step.is_an_end() || step.request().is_some() || past.is_over_time(step) || past.is_hurried(step);
         let stays_up = past.is_wanted_up() && !goes_down;
         !stays_up || step.next == past.run_ends()
     }),

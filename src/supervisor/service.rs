@@ -80,79 +80,61 @@ impl Supervisor {
     /// Takes one event and says what is to be done about it.
     #[must_use]
     pub fn handle(&mut self, now: Time, event: Event) -> Vec<Action> {
+        use State::{Down, Emptying, Starting, Stopping, Up};
         match (self.state, event) {
-            (State::Down, Event::Start) => self.start(now),
-            (State::Down, Event::Sweep) => self.sweep(now),
+            (Down, Event::Start) => self.start(now),
+            (Down, Event::Sweep) => self.sweep(now),
 
-            (State::Starting, Event::Started) => {
+            (Starting, Event::Started) => {
                 self.verdict.started = true;
-                self.state = State::Up;
+                self.state = Up;
                 vec![]
             }
-            (State::Stopping { .. } | State::Emptying { .. }, Event::Started) => {
+            (Stopping { .. } | Emptying { .. }, Event::Started) => {
                 self.verdict.started = true;
                 vec![]
             }
-            (State::Starting | State::Stopping { .. }, Event::StartFailed) => self.empty(now),
+            (Starting | Stopping { .. }, Event::StartFailed) => self.empty(now),
 
-            (State::Starting | State::Up | State::Stopping { .. }, Event::Exited(exit)) => {
+            (Starting | Up | Stopping { .. }, Event::Exited(exit)) => {
                 self.ended(exit);
                 self.empty(now)
             }
-            (State::Emptying { .. }, Event::Exited(exit)) => {
+            (Emptying { .. }, Event::Exited(exit)) => {
                 self.ended(exit);
                 vec![]
             }
 
-            (State::Starting | State::Up, Event::Signal { received, wanted }) => self.signal(now, received, wanted),
-            (State::Stopping { .. }, Event::Signal { received, wanted }) => {
-                self.signal_while_stopping(now, received, wanted)
-            }
-            (State::Emptying { .. }, Event::Signal { received, wanted }) => {
-                self.signal_while_emptying(now, received, wanted)
-            }
+            (Starting | Up, Event::Signal { received, wanted }) => self.signal(now, received, wanted),
+            (Stopping { .. }, Event::Signal { received, wanted }) => self.signal_while_stopping(now, received, wanted),
+            (Emptying { .. }, Event::Signal { received, wanted }) => self.signal_while_emptying(now, received, wanted),
 
             // Before the command is executed, too: the key reaches what will be the service.
-            (State::Starting | State::Up, Event::MainStopped) => self.suspend(),
+            (Starting | Up, Event::MainStopped) => self.suspend(),
 
-            (State::Starting | State::Up, Event::Tick) => self.check_run_time(now),
-            (State::Stopping { until, killed }, Event::Tick) => self.check_stop(now, until, killed),
-            (State::Emptying { .. }, Event::Tick) => self.advance(now),
+            (Starting | Up, Event::Tick) => self.check_run_time(now),
+            (Stopping { until, killed }, Event::Tick) => self.check_stop(now, until, killed),
+            (Emptying { .. }, Event::Tick) => self.advance(now),
 
-            (State::Emptying { .. }, Event::TreeChanged) => {
+            (Emptying { .. }, Event::TreeChanged) => {
                 self.note_death(now);
                 self.advance(now)
             }
-            (State::Emptying { .. }, Event::TreeEmpty) => self.end(),
+            (Emptying { .. }, Event::TreeEmpty) => self.end(),
 
-            (State::Starting | State::Up | State::Stopping { .. } | State::Emptying { .. }, Event::GuardLost) => {
-                self.guard_lost(now)
-            }
+            (Starting | Up | Stopping { .. } | Emptying { .. }, Event::GuardLost) => self.guard_lost(now),
 
             // The end is behind us, or nothing was begun.
-            (
-                State::Down,
-                Event::Started
-                | Event::StartFailed
-                | Event::Exited(_)
-                | Event::MainStopped
-                | Event::Signal { .. }
-                | Event::TreeChanged
-                | Event::TreeEmpty
-                | Event::GuardLost
-                | Event::Tick,
-            ) => vec![],
+            (Down, Event::Started | Event::StartFailed | Event::Exited(_) | Event::MainStopped) => vec![],
+            (Down, Event::Signal { .. } | Event::TreeChanged | Event::TreeEmpty) => vec![],
+            (Down, Event::GuardLost | Event::Tick) => vec![],
             // One service has one invocation at a time.
-            (
-                State::Starting | State::Up | State::Stopping { .. } | State::Emptying { .. },
-                Event::Start | Event::Sweep,
-            )
-            | (State::Up | State::Emptying { .. }, Event::StartFailed)
-            | (State::Up, Event::Started) => vec![],
+            (Starting | Up | Stopping { .. } | Emptying { .. }, Event::Start | Event::Sweep) => vec![],
+            (Up | Emptying { .. }, Event::StartFailed) | (Up, Event::Started) => vec![],
             // Orphans of a running service come and go.
-            (State::Starting | State::Up | State::Stopping { .. }, Event::TreeChanged | Event::TreeEmpty) => vec![],
+            (Starting | Up | Stopping { .. }, Event::TreeChanged | Event::TreeEmpty) => vec![],
             // The way out is not held up: its deadlines go on.
-            (State::Stopping { .. } | State::Emptying { .. }, Event::MainStopped) => vec![],
+            (Stopping { .. } | Emptying { .. }, Event::MainStopped) => vec![],
         }
     }
 

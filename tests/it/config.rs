@@ -364,9 +364,11 @@ proptest! {
     #[test]
     fn no_arguments_start_what_does_not_stand_behind_two_dashes(words in vec(an_argument(), 0..8)) {
         let arguments: Vec<String> = std::iter::once("supervise".to_owned()).chain(words).collect();
-        let read = cli::read(arguments.iter().map(Into::into).collect());
+        let read = cli::read(&arguments.iter().map(Into::into).collect::<Vec<_>>());
         let at = arguments.iter().position(|word| word == "--");
-        if let Ok(Asked::Run(settings)) = read {
+        if let Ok(Asked::Run(request)) = read
+            && let Ok(settings) = request.settings_to_run()
+        {
             let command: Vec<String> = at.map(|at| arguments[at + 1..].to_vec()).unwrap_or_default();
             prop_assert!(!command.is_empty() && !command[0].is_empty(), "{:?} of {:?}", settings.command, arguments);
             prop_assert_eq!(settings.command, command.iter().map(std::ffi::OsString::from).collect::<Vec<_>>());

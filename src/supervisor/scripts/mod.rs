@@ -22,14 +22,8 @@ const STOP_SIGNAL: Signal = Signal::HUP;
 const DONE: Exit = Exit::Code(3);
 
 /// The verdict on a service that ran and was killed by nobody.
-const RAN: Verdict = Verdict {
-    exit: Some(DONE),
-    started: true,
-    stop: None,
-    timed_out: false,
-    guard_lost: false,
-    survivors: false,
-};
+const RAN: Verdict =
+    Verdict { exit: Some(DONE), started: true, stop: None, timed_out: false, guard_lost: false, survivors: false };
 
 fn policy() -> Policy {
     Policy {
