@@ -63,11 +63,12 @@ pub mod supervisor;
 
 use aftermath::unable;
 use cli::{Asked, GuardMode, Refused, Request};
-use config::Config;
+use config::{Config, ContainmentMode};
 use containment::lineage::Lineage;
+use containment::pid_namespace;
 use effects::{Clock, Effects, Means};
 use event_loop::EventLoop;
-use guard::{Guarded, Role};
+use guard::{Group, Guarded, Role};
 use process::signals::Inherited;
 use process::spawn::Plan;
 use process::terminal::{Caller, Terminal};
@@ -109,7 +110,7 @@ fn guarded(inherited: Inherited, request: Request) -> Result<u8, Refused> {
     let oom_score = oom::lower();
     let must = request.guard() == GuardMode::On;
     let is_wanted = must || request.guard() == GuardMode::Auto && nix::unistd::getpid().as_raw() != 1;
-    let (guarded, why_not) = match is_wanted.then(guard::fork) {
+    let (guarded, why_not) = match is_wanted.then(|| guard::fork(Group::Own)) {
         Some(Ok(Role::Guard(guard))) => {
             // Of what was typed the guard needs nothing.
             drop(request);
@@ -121,21 +122,54 @@ fn guarded(inherited: Inherited, request: Request) -> Result<u8, Refused> {
     };
     let config = request.settings_to_run()?.in_force();
     log::start(config.log_format, config.log_level);
-    match why_not {
-        Some(why) if must => return Ok(unable("make the guard", &why)),
-        Some(why) => warn!("there is no guard, so nobody cleans up if supervise is killed: {}", log::reason(&why)),
-        None => {}
+    if let Some(why) = why_not {
+        if must {
+            return Ok(unable("make the guard", &why));
+        }
+        warn!("there is no guard, so nobody cleans up if supervise is killed: {}", log::reason(&why));
     }
-    Ok(supervise(inherited, caller, oom_score, guarded, config))
+    let found = Found { inherited, caller, oom_score };
+    Ok(if config.containment == ContainmentMode::Pidns {
+        match enter_pid_namespace(guarded, found.caller) {
+            Ok(guarded) => supervise(Found { caller: caller.from_inside(), ..found }, Some(guarded), config),
+            Err(code) => code,
+        }
+    } else {
+        supervise(found, guarded, config)
+    })
 }
 
-fn supervise(
+/// What we were started with, and what is to be known of it later.
+struct Found {
     inherited: Inherited,
     caller: Caller,
     oom_score: oom::Score,
-    guarded: Option<Guarded>,
-    config: Config,
-) -> u8 {
+}
+
+/// Goes on as PID 1 of a new pid namespace, below the guard that there is or below this process as one. An exit code when we
+/// are that, or when it cannot be done.
+fn enter_pid_namespace(guarded: Option<Guarded>, caller: Caller) -> Result<Guarded, u8> {
+    let refused = |why: pid_namespace::Unavailable| {
+        error!(
+            "cannot contain the service in a pid namespace: {why}; nothing was started (--containment auto takes the best that there is)"
+        );
+        cli::UNABLE
+    };
+    let forked = |why: io::Error| unable("make PID 1 of the pid namespace", &why);
+    pid_namespace::make().map_err(refused)?;
+    let guarded = match guarded {
+        Some(guarded) => guard::hand_over(guarded, caller.group).map_err(forked)?,
+        None => match guard::fork(Group::Callers).map_err(forked)? {
+            Role::Guard(guard) => return Err(aftermath::mirror(guard.watch())),
+            Role::Supervisor(guarded) => guarded,
+        },
+    };
+    pid_namespace::settle().map_err(refused)?;
+    Ok(guarded)
+}
+
+fn supervise(found: Found, guarded: Option<Guarded>, config: Config) -> u8 {
+    let Found { inherited, caller, oom_score } = found;
     let clock = Clock::start();
     let (lineage, mut events) = match (Lineage::enter(), EventLoop::open(clock, guarded.as_ref())) {
         (Ok(lineage), Ok(events)) => (lineage, events),

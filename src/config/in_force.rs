@@ -7,8 +7,12 @@ use std::fmt::{self, Display};
 use toml::Value;
 use tracing::Level;
 
-pub(super) const CONTAINMENTS: [(&str, ContainmentMode); 2] =
-    [("auto", ContainmentMode::Auto), ("lineage", ContainmentMode::Lineage)];
+pub(super) const CONTAINMENTS: [(&str, ContainmentMode); 4] = [
+    ("auto", ContainmentMode::Auto),
+    ("lineage", ContainmentMode::Lineage),
+    ("cgroup", ContainmentMode::Cgroup),
+    ("pidns", ContainmentMode::Pidns),
+];
 
 pub(super) const LOG_FORMATS: [(&str, LogFormat); 3] =
     [("auto", LogFormat::Auto), ("text", LogFormat::Text), ("json", LogFormat::Json)];

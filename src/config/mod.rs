@@ -48,6 +48,10 @@ pub enum ContainmentMode {
     Auto,
     /// Descent alone.
     Lineage,
+    /// A cgroup v2 of its own, and descent.
+    Cgroup,
+    /// A pid namespace.
+    Pidns,
 }
 
 /// What was said, in the file or on the command line; `None` and empty where nothing was.

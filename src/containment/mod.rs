@@ -11,5 +11,6 @@
 
 pub mod leftover;
 pub mod lineage;
+pub mod pid_namespace;
 mod strangers;
 mod walk;

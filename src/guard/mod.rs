@@ -105,11 +105,20 @@ pub struct Lost {
     pub survivors: bool,
 }
 
+/// In which process group the supervisor lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    /// Its own: who kills our group does not kill both of us.
+    Own,
+    /// The caller's: as PID 1 of a namespace it takes all with it, and outside of ours no group of that can be named.
+    Callers,
+}
+
 /// Makes the supervisor; both go on from here.
 ///
 /// # Errors
 /// When the kernel has no process or no descriptors for it, or a filter refuses.
-pub fn fork() -> io::Result<Role> {
+pub fn fork(group: Group) -> io::Result<Role> {
     let signals = SignalSource::open(None)?;
     let mut lineage = Lineage::enter()?;
     let (link, supervisors_end) = link::pair()?;
@@ -119,8 +128,9 @@ pub fn fork() -> io::Result<Role> {
         -1 => Err(io::Error::last_os_error()),
         0 => {
             drop((link, signals, lineage));
-            become_supervisor();
-            Ok(Role::Supervisor(Guarded { link: supervisors_end, pid: guard }))
+            become_supervisor(group);
+            let pid = if group == Group::Own { guard } else { 0 };
+            Ok(Role::Supervisor(Guarded { link: supervisors_end, pid }))
         }
         supervisor => {
             lineage.guards(supervisor, false);
@@ -131,13 +141,38 @@ pub fn fork() -> io::Result<Role> {
     }
 }
 
-fn become_supervisor() {
+fn become_supervisor(group: Group) {
     title::change(NAME);
     // SAFETY: our own group and a constant option. A stopped process would not see its guard's death; a SIGCONT past the guard
     // is dropped. The group may be refused to nobody but a session's leader, which a new process is not.
     unsafe {
-        libc::setpgid(0, 0);
+        if group == Group::Own {
+            libc::setpgid(0, 0);
+        }
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGCONT);
+    }
+}
+
+/// Makes a child of ours the supervisor that the guard watches over; we are gone afterwards. The child goes on from here.
+///
+/// # Errors
+/// When the kernel has no process.
+pub fn hand_over(guarded: Guarded, callers_group: Pid) -> io::Result<Guarded> {
+    // SAFETY: it moves us alone, and may be refused when nobody is in that group any more; then we stay where we are. There
+    // is one thread, so the child finds every lock free.
+    let child = unsafe {
+        libc::setpgid(0, callers_group);
+        libc::fork()
+    };
+    match child {
+        -1 => Err(io::Error::last_os_error()),
+        // Seen from inside a new pid namespace, what is outside has no number.
+        0 => Ok(Guarded { link: guarded.link, pid: 0 }),
+        successor => {
+            guarded.link.successor(successor);
+            // SAFETY: ends this process at once; nothing of the child's is flushed twice.
+            unsafe { libc::_exit(0) }
+        }
     }
 }
 
