@@ -3,7 +3,7 @@
 use crate::config::SuccessStatus;
 use crate::effects::Outcome;
 use crate::guard::{End, Lost};
-use crate::report::{self, Destination, Record, Run};
+use crate::report::{self, Destination, Left, Record, Run};
 use crate::supervisor::Verdict;
 use crate::{cli, log};
 use std::io;
@@ -17,6 +17,8 @@ pub struct Ended {
     pub outcome: Outcome,
     /// What the core says.
     pub verdict: Verdict,
+    /// What was ended before the start.
+    pub swept: Left,
     /// How long it took in all.
     pub whole_time: Duration,
 }
@@ -24,29 +26,25 @@ pub struct Ended {
 impl Ended {
     /// All of it in one.
     pub fn into_run(self, success: &[SuccessStatus]) -> Run {
-        let Ended { outcome, verdict, whole_time } = self;
-        let Outcome { record, leftovers, start_error, service_ended, .. } = outcome;
-        let (leftovers, unnamed) = leftovers.into_list();
+        let Ended { outcome, verdict, swept, whole_time } = self;
+        let Outcome { record, leftovers, start_error, service_ended } = outcome;
         let kind = start_error.as_ref().map(|error| error.kind);
         Run {
-            invocation: record.invocation,
-            name: record.name,
-            command: record.command,
-            containment: record.containment,
-            // Who could not execute the command never was the service.
-            pid: record.pid.filter(|_| verdict.started),
-            began: record.began,
-            service_time: service_ended.unwrap_or_default().0,
-            whole_time,
-            verdict,
             lost: verdict.guard_lost.then_some(report::Lost::Guard),
             success: verdict.exit.is_some_and(|exit| cli::is_success(exit, success)),
             start_error: start_error.map(|error| error.to_string()),
-            leftovers,
-            unnamed,
+            left: Left::new(leftovers, whole_time.saturating_sub(service_ended.unwrap_or_default().0)),
+            swept,
             exit_code: cli::exit_code(&verdict, kind, success),
+            ..record.run(verdict, whole_time)
         }
     }
+}
+
+/// A sweep after which nothing was started.
+pub fn swept_only(record: Record, swept: Left, verdict: Verdict, whole_time: Duration) -> Run {
+    let lost = verdict.guard_lost.then_some(report::Lost::Guard);
+    Run { lost, swept, exit_code: cli::exit_code(&verdict, None, &[]), ..record.run(verdict, whole_time) }
 }
 
 /// Says how it ended.
@@ -54,6 +52,8 @@ pub fn tell(run: &Run, run_timeout: Option<Duration>, report: Option<&mut Destin
     if let Some(why) = &run.start_error {
         error!("{why}");
     }
+    let swept = [run.swept.summary("earlier runs"), run.swept.kept()];
+    swept.into_iter().flatten().for_each(|line| info!("{line}"));
     match run.lost {
         Some(report::Lost::Supervisor) => error!("the supervisor was killed; its guard ended all that it had started"),
         Some(report::Lost::Guard) => error!("the guard was killed; all that was started was ended"),
@@ -62,9 +62,8 @@ pub fn tell(run: &Run, run_timeout: Option<Duration>, report: Option<&mut Destin
     if let Some(limit) = run_timeout.filter(|_| run.verdict.timed_out) {
         warn!("the service was stopped: it ran longer than {}", humantime::format_duration(limit));
     }
-    if let Some(line) = run.summary() {
-        info!("{line}");
-    }
+    let left = [run.left.summary("the service"), run.left.kept()];
+    left.into_iter().flatten().for_each(|line| info!("{line}"));
     if let Some(line) = run.survivors() {
         error!("{line}");
     }

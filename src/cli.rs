@@ -5,6 +5,7 @@ use crate::config::{
 };
 use crate::process::spawn::StartErrorKind;
 use crate::report::mask;
+use crate::runtime::Name;
 use crate::signal::Signal;
 use crate::supervisor::Verdict;
 use crate::supervisor::exit::Exit;
@@ -43,7 +44,7 @@ executed; 127 it was not found.";
     name = "supervise",
     version,
     about = "Runs a service and leaves nothing of it behind",
-    override_usage = "supervise [OPTIONS] -- COMMAND [ARG]...\n       supervise [OPTIONS] -c FILE [-- COMMAND [ARG]...]\n       supervise check [-c FILE]",
+    override_usage = "supervise [OPTIONS] -- COMMAND [ARG]...\n       supervise [OPTIONS] -c FILE [-- COMMAND [ARG]...]\n       supervise check [-c FILE]\n       supervise sweep NAME\n       supervise keep -- COMMAND [ARG]...",
     after_help = AFTER_HELP,
     disable_help_subcommand = true
 )]
@@ -65,6 +66,18 @@ enum Verb {
         #[arg(last = true, value_name = "COMMAND")]
         command: Vec<OsString>,
     },
+    /// Execute COMMAND, and have it and all below it left alone when the service has ended, if the operator allows that
+    Keep {
+        /// The command to execute in place of this one
+        #[arg(last = true, required = true, value_name = "COMMAND")]
+        command: Vec<OsString>,
+    },
+    /// End what earlier runs of NAME left
+    Sweep {
+        /// The name that was given with --name
+        #[arg(value_name = "NAME")]
+        whose: Name,
+    },
 }
 
 #[derive(Args, Debug)]
@@ -84,6 +97,9 @@ struct Options {
     /// The longest that the whole run may take; then it is stopped
     #[arg(long, value_name = "TIME", value_parser = duration, global = true)]
     timeout: Option<Duration>,
+    /// What people call the service: it runs once at a time, and a start ends what earlier runs of NAME left
+    #[arg(short, long, value_name = "NAME", global = true)]
+    name: Option<Name>,
     /// Whether a second process of ours cleans up when the first is killed [default: auto]
     #[arg(long, value_name = "MODE", value_enum)]
     guard: Option<GuardMode>,
@@ -129,6 +145,10 @@ pub enum Asked {
     Run(Request),
     /// Print what is in force.
     Check(Request),
+    /// Execute a command that is to be left alone.
+    Keep(Vec<OsString>),
+    /// End what earlier runs left.
+    Sweep(Request),
     /// Nothing more to do than to print this on standard output (help, version).
     Print(String),
 }
@@ -158,6 +178,11 @@ pub fn read(arguments: &[OsString]) -> Result<Asked, Refused> {
         Ok(Typed { options, verb: Some(Verb::Check { command }), .. }) => {
             Ok(Asked::Check(Request { options, command }))
         }
+        Ok(Typed { verb: Some(Verb::Keep { command }), .. }) => Ok(Asked::Keep(command)),
+        Ok(Typed { options, verb: Some(Verb::Sweep { whose }), .. }) => {
+            let options = Options { name: Some(whose), ..options };
+            Ok(Asked::Sweep(Request { options, command: vec![] }))
+        }
         Ok(Typed { options, command, verb: None }) => Ok(Asked::Run(Request { options, command })),
         Err(error) if error.use_stderr() => {
             Err(Refused { text: explain(&error, arguments), log_format: LogFormat::default() })
@@ -181,7 +206,11 @@ impl Request {
         let path = self.options.config.as_deref();
         let file = path.map_or_else(|| Ok(Settings::default()), Settings::from_file);
         let file = file.map_err(|error| Refused { text: error.to_string(), log_format })?;
-        Ok(file.overridden_by(self.options.settings(self.command)))
+        let settings = file.overridden_by(self.options.settings(self.command));
+        match settings.contradiction() {
+            None => Ok(settings),
+            Some(text) => Err(Refused { text, log_format }),
+        }
     }
 
     /// The same, and there is a command to run.
@@ -228,6 +257,7 @@ impl Options {
             _ => Some(Level::ERROR),
         };
         Settings {
+            name: self.name,
             command,
             success_exit_status: self.success_exit_status,
             timeout: self.timeout,
@@ -262,14 +292,23 @@ fn shell_code(exit: Exit) -> u8 {
     }
 }
 
+/// What the program ends with when there was no service.
+pub fn start_failure(kind: StartErrorKind) -> u8 {
+    match kind {
+        StartErrorKind::NotFound => NOT_FOUND,
+        StartErrorKind::NotExecutable => NOT_EXECUTABLE,
+        StartErrorKind::Unable => UNABLE,
+    }
+}
+
 /// What the program ends with.
 pub fn exit_code(verdict: &Verdict, start_error: Option<StartErrorKind>, also_success: &[SuccessStatus]) -> u8 {
     match (verdict.exit, start_error) {
         _ if verdict.survivors => SURVIVORS,
         _ if verdict.guard_lost => UNABLE,
-        (_, Some(StartErrorKind::NotFound)) => NOT_FOUND,
-        (_, Some(StartErrorKind::NotExecutable)) => NOT_EXECUTABLE,
-        (_, Some(StartErrorKind::Unable)) | (None, None) => UNABLE,
+        (_, Some(kind)) => start_failure(kind),
+        // A stop may have come before anything was started.
+        (None, None) => verdict.stop.map_or(UNABLE, |signal| shell_code(Exit::Signal { signal, core_dumped: false })),
         _ if verdict.timed_out => TIMED_OUT,
         (Some(exit), None) if is_success(exit, also_success) => SUCCESS,
         (Some(exit), None) => shell_code(exit),

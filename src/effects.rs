@@ -1,18 +1,21 @@
 //! Actions of the core carried out as system calls. A failure becomes an event; nothing here decides.
 
+use crate::containment::Containment;
 use crate::containment::leftover::Leftovers;
-use crate::containment::lineage::Lineage;
+use crate::containment::sweep::{Found, Sweep};
 use crate::guard::Guarded;
-use crate::guard::link::Answer;
+use crate::guard::link::{Answer, Contained};
+use crate::named::Named;
 use crate::process::reap::{Change, Left, reap};
 use crate::process::signals::{Inherited, Received};
 use crate::process::spawn::{Plan, Progress, StartError, spawn};
-use crate::process::terminal::{Terminal, suspend};
+use crate::process::terminal::{Placement, Terminal, suspend};
 use crate::process::{Pid, descriptors};
 use crate::report::Record;
 use crate::signal::Signal;
 use crate::supervisor::exit::Exit;
 use crate::supervisor::{Action, Event, Target, Time, Verdict};
+use mio::Interest;
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
@@ -41,6 +44,9 @@ impl Clock {
     }
 }
 
+/// How long a look at all processes of the machine may take.
+const LOOKING_TIME: Duration = Duration::from_secs(2);
+
 /// What a run is done with.
 #[derive(Debug)]
 pub struct Means {
@@ -51,7 +57,9 @@ pub struct Means {
     /// The terminal, or that there is none.
     pub terminal: Terminal,
     /// What holds the tree together.
-    pub lineage: Lineage,
+    pub containment: Containment,
+    /// What is kept on record for the next run of this name.
+    pub named: Option<Named>,
     /// The guard, while there is one.
     pub guarded: Option<Guarded>,
     /// What the guard is told.
@@ -77,6 +85,8 @@ pub struct Effects {
     suspending: bool,
     /// Whether the service was told that no terminal will come.
     hung_up: bool,
+    /// The leftovers of earlier invocations, while they are what the core is about.
+    sweep: Option<Sweep>,
     verdict: Option<Verdict>,
     start_error: Option<StartError>,
     service_ended: Option<Time>,
@@ -97,18 +107,20 @@ pub struct Outcome {
 
 impl Effects {
     /// Hands that hold all a run needs.
-    pub fn new(means: Means, plan: Plan) -> Effects {
+    pub fn new(means: Means, plan: Option<Plan>) -> Effects {
         let link = means.guarded.as_ref().map(|guarded| guarded.link.as_raw_fd());
-        let kept = means.terminal.descriptor().into_iter().chain(link).collect();
+        let named = means.named.iter().flat_map(Named::descriptors);
+        let kept = means.terminal.descriptor().into_iter().chain(link).chain(named).collect();
         Effects {
             means,
-            plan: Some(plan),
+            plan,
             progress: None,
             kept,
             main: None,
             stopped_by: Signal::STOP,
             suspending: false,
             hung_up: false,
+            sweep: None,
             verdict: None,
             start_error: None,
             service_ended: None,
@@ -120,9 +132,27 @@ impl Effects {
         self.kept.push(descriptor);
     }
 
-    /// Tells the guard what is to be reported, and where to if that is a descriptor.
-    pub fn open_record(&mut self, report: Option<BorrowedFd<'_>>) {
+    /// Hands for a sweep: nothing is to be started.
+    pub fn for_sweep(means: Means, sweep: Sweep) -> Effects {
+        let clock = means.clock;
+        let mut effects = Effects::new(means, None);
+        effects.sweep = Some(sweep);
+        // Who keeps others waiting is told of before that matters.
+        effects.look_around(clock.now());
+        effects
+    }
+
+    /// Tells the guard what it needs if it has to end the tree, and what is to be reported, and where to if that is a
+    /// descriptor.
+    pub fn brief_the_guard(&mut self, report: Option<BorrowedFd<'_>>) {
         self.kept.extend(report.as_ref().map(AsRawFd::as_raw_fd));
+        let Means { guarded, containment, named, .. } = &self.means;
+        if let Some(Guarded { link, .. }) = guarded {
+            let own_session = !self.means.terminal.has_job_control();
+            let contained = Contained { own_session, allow_keep: containment.allows_keep() };
+            link.contained(contained, containment.for_the_guard());
+            named.as_ref().and_then(Named::lock).into_iter().for_each(|lock| link.hold(lock));
+        }
         self.tell_guard(report);
     }
 
@@ -150,17 +180,36 @@ impl Effects {
             Action::Signal(target, signal) => self.signal(target, signal),
             Action::Suspend => self.suspend(),
             Action::Resume => self.resume(),
-            Action::TerminateLeftovers(until) => {
-                self.means.lineage.terminate_leftovers(self.means.clock.instant(until))
-            }
-            Action::KillTree(until) => self.means.lineage.kill_tree(self.means.clock.instant(until)),
-            Action::NameSurvivors => self.means.lineage.name_survivors(),
+            Action::TerminateLeftovers(until) => self.terminate_leftovers(self.means.clock.instant(until)),
+            Action::KillTree(until) => self.kill_tree(self.means.clock.instant(until)),
+            Action::NameSurvivors => self.name_survivors(),
             Action::End(verdict) => self.verdict = Some(verdict),
         }
         None
     }
 
-    fn signal(&self, target: Target, signal: Signal) {
+    fn terminate_leftovers(&mut self, until: Instant) {
+        match &mut self.sweep {
+            Some(sweep) => sweep.terminate(until),
+            None => self.means.containment.terminate_leftovers(until),
+        }
+    }
+
+    fn kill_tree(&mut self, until: Instant) {
+        match &mut self.sweep {
+            Some(sweep) => sweep.kill(until),
+            None => self.means.containment.kill_tree(until),
+        }
+    }
+
+    fn name_survivors(&mut self) {
+        match &mut self.sweep {
+            Some(sweep) => sweep.name_survivors(),
+            None => self.means.containment.name_survivors(),
+        }
+    }
+
+    fn signal(&mut self, target: Target, signal: Signal) {
         let whom = match target {
             Target::Main => "the main process",
             Target::Group => "the service's group",
@@ -168,18 +217,23 @@ impl Effects {
         };
         debug!("{signal} to {whom}");
         match target {
-            Target::Main => self.means.lineage.signal_main(signal),
-            Target::Group => self.means.lineage.signal_group(signal),
-            Target::Tree => self.means.lineage.signal_tree(signal),
+            Target::Main => self.means.containment.signal_main(signal),
+            Target::Group => self.means.containment.signal_group(signal),
+            Target::Tree => self.means.containment.signal_tree(signal),
         }
     }
 
     fn spawn(&mut self) -> Option<Event> {
         let plan = self.plan.take()?;
         let placement = self.means.terminal.placement();
-        match spawn(plan, &self.means.inherited, placement) {
+        let destined = self.means.containment.destined();
+        match spawn(plan, &self.means.inherited, placement, destined.as_ref()) {
             Ok(spawned) => {
-                self.means.lineage.started(spawned.pid, placement);
+                drop(destined);
+                self.means.containment.started(spawned.pid, placement);
+                if let Some(named) = &mut self.means.named {
+                    named.started(spawned.pid, placement == Placement::OwnSession);
+                }
                 self.main = Some(spawned.pid);
                 self.means.record.pid = Some(spawned.pid);
                 self.tell_guard(None);
@@ -206,7 +260,7 @@ impl Effects {
             Ok(()) => Event::Started,
             Err(error) => self.start_failed(error),
         };
-        self.kept.extend(self.means.lineage.descriptor());
+        self.kept.extend(self.means.containment.descriptors());
         descriptors::raise_limit();
         descriptors::release(&self.kept);
         Some(event)
@@ -230,7 +284,7 @@ impl Effects {
     }
 
     /// What the core is to know of a signal that came in.
-    pub fn signal_event(&self, received: Received) -> Option<Event> {
+    pub fn signal_event(&mut self, received: Received) -> Option<Event> {
         let Received { signal, by_kernel, past_the_guard } = received;
         // Deaths are seen by waiting; a closed pipe by EPIPE.
         if [Signal::CHLD, Signal::PIPE].contains(&signal) {
@@ -247,7 +301,7 @@ impl Effects {
         }
         // A key that was meant for the service, and came to us while the terminal was on its way to it.
         if by_kernel && signal.asks_for_a_stop() && self.main.is_some() && self.means.terminal.has_job_control() {
-            self.means.lineage.signal_group(signal);
+            self.means.containment.signal_group(signal);
             return None;
         }
         let wanted = self.means.signal_map.get(&signal).copied().unwrap_or(signal);
@@ -258,12 +312,12 @@ impl Effects {
     pub fn reap(&mut self, events: &mut Vec<Event>) -> Left {
         let now = self.means.clock.now();
         let mut changed = false;
-        let Effects { means: Means { lineage, terminal, record, .. }, main, stopped_by, service_ended, .. } = self;
+        let Effects { means: Means { containment, terminal, record, .. }, main, stopped_by, service_ended, .. } = self;
         let mut main_ended = false;
         let left = reap(|change| match change {
             Change::Ended(pid, exit) => {
                 changed = true;
-                lineage.reaped(pid, exit);
+                containment.reaped(pid, exit);
                 if *main == Some(pid) {
                     // Before the clean-up: an impatient key is for us now.
                     terminal.take_back(main.take());
@@ -284,12 +338,25 @@ impl Effects {
         if main_ended {
             self.tell_guard(None);
         }
-        if self.main.is_none() && self.means.lineage.is_empty(left) {
+        let (is_empty, changed) = match self.sweep {
+            Some(_) => self.look_around(now),
+            None => (self.main.is_none() && self.means.containment.is_empty(left), changed),
+        };
+        if is_empty {
             events.push(Event::TreeEmpty);
         } else if changed {
             events.push(Event::TreeChanged);
         }
         left
+    }
+
+    /// Looks for leftovers of earlier invocations: whether nobody is left, and whether somebody has gone.
+    fn look_around(&mut self, now: Time) -> (bool, bool) {
+        let Some(sweep) = &mut self.sweep else { return (true, false) };
+        let changed = sweep.drain();
+        let found = sweep.look(self.means.clock.instant(now.after(LOOKING_TIME)));
+        sweep.take_warnings().into_iter().for_each(|warning| warn!("{warning}"));
+        (matches!(found, Found::Nobody | Found::Blind), changed)
     }
 
     fn suspend(&mut self) {
@@ -317,9 +384,9 @@ impl Effects {
                 return warn!("the service waits for the terminal, and there is no shell that could give it");
             }
             self.hung_up = true;
-            self.means.lineage.signal_group(Signal::HUP);
+            self.means.containment.signal_group(Signal::HUP);
         }
-        self.means.lineage.signal_group(Signal::CONT);
+        self.means.containment.signal_group(Signal::CONT);
     }
 
     fn resume(&mut self) {
@@ -332,17 +399,34 @@ impl Effects {
         if let Some(main) = self.main {
             self.means.terminal.lend(main);
         }
-        self.means.lineage.signal_group(Signal::CONT);
+        self.means.containment.signal_group(Signal::CONT);
+    }
+
+    /// The descriptor that tells of ends beside that of deaths: of the cgroup, or of those that are swept.
+    pub fn more_ends(&self) -> Option<(RawFd, Interest)> {
+        match &self.sweep {
+            Some(sweep) => Some((sweep.descriptor(), Interest::READABLE)),
+            None => self.means.containment.events().map(|events| (events, Interest::PRIORITY)),
+        }
+    }
+
+    /// Gives back what is needed after a sweep, and tells who was left.
+    pub fn finish_sweep(self) -> (Option<Guarded>, Option<Named>, Leftovers) {
+        let Means { guarded, named, .. } = self.means;
+        (guarded, named, self.sweep.map(Sweep::into_leftovers).unwrap_or_default())
     }
 
     /// Gives the terminal back and tells what became of the run.
     pub fn finish(self) -> Outcome {
-        let Means { terminal, lineage, record, .. } = self.means;
+        let Means { terminal, containment, record, named, .. } = self.means;
         terminal.take_back(record.pid);
         if matches!(self.verdict.and_then(|verdict| verdict.exit), Some(Exit::Signal { .. })) {
             terminal.put_modes_back();
         }
-        let leftovers = lineage.into_leftovers();
+        let leftovers = containment.into_leftovers();
+        if let Some(mut named) = named.filter(|_| self.verdict.is_some_and(|verdict| !verdict.survivors)) {
+            named.ended();
+        }
         Outcome { record, leftovers, start_error: self.start_error, service_ended: self.service_ended }
     }
 }

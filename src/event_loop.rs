@@ -25,6 +25,7 @@ use tracing::trace;
 const SIGNALS: Token = Token(0);
 const START: Token = Token(1);
 const GUARD: Token = Token(2);
+const ENDS: Token = Token(3);
 
 /// How long a service lives before the memory of the start is given back; nothing wakes us after that without an event or
 /// a deadline of the core.
@@ -63,10 +64,10 @@ impl EventLoop {
         [self.poll.as_raw_fd(), self.signals.as_raw_fd()]
     }
 
-    /// Runs the service to its end.
-    pub fn run(&mut self, supervisor: &mut Supervisor, effects: &mut Effects) -> Verdict {
-        self.hand_in(Event::Start, supervisor, effects);
-        self.watch_start(effects);
+    /// Runs a service, or a sweep, from its first event to its end.
+    pub fn run(&mut self, first: Event, supervisor: &mut Supervisor, effects: &mut Effects) -> Verdict {
+        self.hand_in(first, supervisor, effects);
+        self.watch(effects);
         let mut ready = Events::with_capacity(4);
         let mut events = Vec::new();
         let mut more = false;
@@ -109,10 +110,13 @@ impl EventLoop {
         }
     }
 
-    fn watch_start(&self, effects: &Effects) {
+    /// Were it refused (ENOMEM), the first death or signal would make the batch that looks there, or the next deadline.
+    fn watch(&self, effects: &Effects) {
         if let Some(progress) = effects.progress() {
-            // Were it refused (ENOMEM), the first death or signal would make the batch that looks at the start.
             let _ = self.poll.registry().register(&mut SourceFd(&progress.as_raw_fd()), START, Interest::READABLE);
+        }
+        if let Some((descriptor, interest)) = effects.more_ends() {
+            let _ = self.poll.registry().register(&mut SourceFd(&descriptor), ENDS, interest);
         }
     }
 

@@ -51,6 +51,7 @@ impl Config {
         let duration = |value| Some(text(humantime::format_duration(value)));
         let policy = &self.policy;
         vec![
+            ("", vec![("name", self.name.as_ref().map(text))]),
             (
                 "service",
                 vec![
@@ -72,7 +73,13 @@ impl Config {
                 ],
             ),
             ("signals", vec![("map", Some(Value::Table(map.collect())))]),
-            ("containment", vec![("mode", Some(word(&CONTAINMENTS, &self.containment)))]),
+            (
+                "containment",
+                vec![
+                    ("mode", Some(word(&CONTAINMENTS, &self.containment))),
+                    ("allow-keep", Some(self.allow_keep.into())),
+                ],
+            ),
             ("report", vec![("file", path(&self.report))]),
             (
                 "log",
@@ -88,8 +95,9 @@ impl Config {
 impl Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (number, (section, keys)) in self.sections().into_iter().enumerate() {
-            let gap = if number == 0 { "" } else { "\n" };
-            writeln!(f, "{gap}[{section}]")?;
+            if number > 0 {
+                writeln!(f, "\n[{section}]")?;
+            }
             for (key, value) in keys {
                 match value {
                     Some(value) => writeln!(f, "{key} = {value}")?,

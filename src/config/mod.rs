@@ -9,6 +9,7 @@ pub use reader::Refusal;
 pub use value::{SuccessStatus, duration, mapping, success_status};
 
 use crate::process::spawn::Command;
+use crate::runtime::Name;
 use crate::signal::Signal;
 use crate::supervisor::{Policy, Target};
 use reader::{Refusals, Section};
@@ -22,7 +23,8 @@ use std::time::Duration;
 use toml::de::DeTable;
 use tracing::Level;
 use value::{
-    TARGETS, choice, command, duration_value, path, signal, signal_map, success_statuses, time_to_die, variables,
+    TARGETS, boolean, choice, command, duration_value, name, path, signal, signal_map, success_statuses, time_to_die,
+    variables,
 };
 
 /// A configuration is written by people; more than this is another file, or one that has no end.
@@ -57,6 +59,8 @@ pub enum ContainmentMode {
 /// What was said, in the file or on the command line; `None` and empty where nothing was.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
+    /// What people call the service.
+    pub name: Option<Name>,
     /// The service's command.
     pub command: Vec<OsString>,
     /// Where it starts.
@@ -81,6 +85,8 @@ pub struct Settings {
     pub signal_map: BTreeMap<Signal, Signal>,
     /// What holds the tree together.
     pub containment: Option<ContainmentMode>,
+    /// Whether kept processes are left alone.
+    pub allow_keep: Option<bool>,
     /// Where the report goes.
     pub report: Option<PathBuf>,
     /// How the log looks.
@@ -92,6 +98,8 @@ pub struct Settings {
 /// What is in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
+    /// What people call the service.
+    pub name: Option<Name>,
     /// What to run.
     pub command: Command,
     /// What counts as success beside 0.
@@ -102,6 +110,8 @@ pub struct Config {
     pub signal_map: BTreeMap<Signal, Signal>,
     /// What holds the tree together.
     pub containment: ContainmentMode,
+    /// Whether kept processes are left alone.
+    pub allow_keep: bool,
     /// Where the report goes.
     pub report: Option<PathBuf>,
     /// How the log looks.
@@ -193,6 +203,7 @@ impl Settings {
         let mut signal_map = self.signal_map;
         signal_map.extend(above.signal_map);
         Settings {
+            name: above.name.or(self.name),
             command: if above.command.is_empty() { self.command } else { above.command },
             working_directory: above.working_directory.or(self.working_directory),
             environment: self.environment.into_iter().chain(above.environment).collect(),
@@ -205,15 +216,30 @@ impl Settings {
             kill_timeout: above.kill_timeout.or(self.kill_timeout),
             signal_map,
             containment: above.containment.or(self.containment),
+            allow_keep: above.allow_keep.or(self.allow_keep),
             report: above.report.or(self.report),
             log_format: above.log_format.or(self.log_format),
             log_level: above.log_level.or(self.log_level),
         }
     }
 
+    /// What cannot be had together, with the remedy.
+    pub fn contradiction(&self) -> Option<String> {
+        let spares_nobody = matches!(self.containment, Some(ContainmentMode::Cgroup | ContainmentMode::Pidns));
+        (self.allow_keep == Some(true) && spares_nobody).then(|| {
+            let mode = in_force::CONTAINMENTS.iter().find(|(_, mode)| Some(*mode) == self.containment);
+            let mode = mode.map_or("", |(word, _)| *word);
+            format!(
+                "containment.allow-keep cannot be had with the containment {mode:?}, which ends all that is in it; take \
+                 \"auto\" or \"lineage\", or leave allow-keep out"
+            )
+        })
+    }
+
     /// What is in force: what was said, and the defaults for the rest.
     pub fn in_force(self) -> Config {
         Config {
+            name: self.name,
             command: Command {
                 argv: self.command,
                 working_directory: self.working_directory,
@@ -233,6 +259,7 @@ impl Settings {
             },
             signal_map: self.signal_map,
             containment: self.containment.unwrap_or_default(),
+            allow_keep: self.allow_keep.unwrap_or(false),
             report: self.report,
             log_format: self.log_format.unwrap_or_default(),
             log_level: self.log_level.unwrap_or(Level::INFO),
@@ -241,7 +268,8 @@ impl Settings {
 }
 
 fn read_sections(mut root: Section<'_>, refusals: &mut Refusals<'_>) -> Settings {
-    let mut settings = Settings::default();
+    let name = root.read("name", refusals, name);
+    let mut settings = Settings { name, ..Settings::default() };
 
     let mut service = root.section("service", refusals);
     settings.command = service.read("command", refusals, command).unwrap_or_default();
@@ -265,6 +293,7 @@ fn read_sections(mut root: Section<'_>, refusals: &mut Refusals<'_>) -> Settings
 
     let mut containment = root.section("containment", refusals);
     settings.containment = containment.read("mode", refusals, |value| choice(value, &in_force::CONTAINMENTS));
+    settings.allow_keep = containment.read("allow-keep", refusals, boolean);
     containment.finish(refusals);
 
     let mut report = root.section("report", refusals);

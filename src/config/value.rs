@@ -1,6 +1,7 @@
 //! What a single value of the configuration or an option may be, and how to say that it is not.
 
 use super::reader::kind;
+use crate::runtime::{Name, NotAName};
 use crate::signal::Signal;
 use crate::supervisor::Target;
 use std::collections::BTreeMap;
@@ -109,6 +110,17 @@ pub(super) fn signal(value: DeValue<'_>) -> Result<Signal, String> {
         other => return Err(format!("must be a signal such as \"TERM\" or \"SIGRTMIN+3\", not {}", kind(other))),
     };
     text.parse().map_err(|error: crate::signal::NotASignal| error.to_string())
+}
+
+pub(super) fn boolean(value: DeValue<'_>) -> Result<bool, String> {
+    match value {
+        DeValue::Boolean(value) => Ok(value),
+        other => Err(format!("must be true or false, not {}", kind(&other))),
+    }
+}
+
+pub(super) fn name(value: DeValue<'_>) -> Result<Name, String> {
+    string(value)?.parse().map_err(|error: NotAName| error.to_string())
 }
 
 /// One of a few words.

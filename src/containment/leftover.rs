@@ -33,6 +33,8 @@ pub struct Leftover {
 pub enum Fate {
     /// It is not known to have ended yet.
     Alive,
+    /// It was left alone, as it asked for and the operator allows.
+    Kept,
     /// It ended; how, when it was ours to reap.
     Ended(Option<Exit>),
     /// It could not be ended.
@@ -111,6 +113,18 @@ impl Leftovers {
     pub fn count(&mut self, pid: Pid) {
         if !self.living.contains_key(&pid) && self.counted.insert(pid) {
             self.unnamed += 1;
+        }
+    }
+
+    /// Whether somebody who is not known to have ended has this number.
+    pub fn has_living(&self, pid: Pid) -> bool {
+        self.living.contains_key(&pid)
+    }
+
+    /// Notes that it is left alone.
+    pub fn keep(&mut self, pid: Pid) {
+        if let Some(leftover) = self.living.get_mut(&pid) {
+            leftover.fate = Fate::Kept;
         }
     }
 

@@ -8,15 +8,13 @@
 //! number of the group is safe as long as a direct child of ours is in it: until we reap that child the kernel cannot
 //! give the number away. Everything else is signalled one by one, held by its directory in `/proc`.
 //!
-//! # Killing
-//!
-//! A pass goes round and round without reaping: first the direct children, by number and before anything is read about
-//! them, since a chain of processes that fork and exit is caught only by who is quicker; then everything below. The dead
-//! keep their places in the process table and in RLIMIT_NPROC until they are reaped, so a fork bomb at its limit cannot
-//! fill the gaps; and who was sent SIGKILL makes no more children. A pass ends when a round finds nobody new, or after a
-//! number of rounds: chains leave many dead, and they have to be reaped in between.
+//! Killing is in `killing`.
 
+mod killing;
+
+use super::keep::Keep;
 use super::leftover::Leftovers;
+use super::send::{kill, nobody_else_in_the_namespace, send};
 use super::walk::Finder;
 use crate::process::proc::{Process, Stat, Unusable};
 use crate::process::reap::{Left, has_child_in_group};
@@ -64,6 +62,7 @@ pub struct Lineage {
     killed: BTreeSet<Pid>,
     /// A fork bomb, or as good as one.
     too_many_to_name: bool,
+    keep: Keep,
 }
 
 impl Lineage {
@@ -92,7 +91,25 @@ impl Lineage {
             told_blindly: false,
             killed: BTreeSet::new(),
             too_many_to_name: false,
+            keep: Keep::default(),
         })
+    }
+
+    /// Leaves kept processes alone. Not as PID 1, whom nobody outlives.
+    pub fn allow_keep(&mut self) {
+        if !self.is_init() {
+            self.keep.allow();
+        }
+    }
+
+    /// Whether kept processes are left alone.
+    pub fn allows_keep(&self) -> bool {
+        self.keep.is_allowed()
+    }
+
+    /// Whether we are PID 1.
+    pub fn is_init(&self) -> bool {
+        self.finder.is_init()
     }
 
     /// Takes the main process in, which is or will be where it was placed.
@@ -115,6 +132,7 @@ impl Lineage {
         }
         self.killed.remove(&pid);
         self.finder.reaped(pid);
+        self.keep.forget(pid);
         self.leftovers.reaped(pid, exit);
     }
 
@@ -124,7 +142,10 @@ impl Lineage {
             // As PID 1 there may be others: who entered from outside has no parent here.
             Left::Nobody => !self.finder.is_init() || nobody_else_in_the_namespace(),
             Left::More => false,
-            Left::Somebody => self.main.is_none() && self.finder.only_strangers_left(),
+            Left::Somebody => {
+                let is_kept = |pid| self.keep.is_kept_by_number(pid);
+                self.main.is_none() && self.finder.only_others_left(self.keep.is_anybody(), is_kept)
+            }
         }
     }
 
@@ -141,8 +162,10 @@ impl Lineage {
     }
 
     /// Sends a signal to the main process and its group; to the main process alone when the group is also ours.
-    pub fn signal_group(&self, signal: Signal) {
+    pub fn signal_group(&mut self, signal: Signal) {
         match (self.main, self.service_group) {
+            // Kept ones may be in it.
+            (Some(_), Some(group)) if self.keep.is_allowed() => self.signal_members(signal, |stat| stat.pgid == group),
             // The main process is not reaped, so the number is that group's. Just forked, it may not have made the group yet.
             (Some(main), Some(group)) => {
                 if send(-group, signal) == Err(libc::ESRCH) {
@@ -154,19 +177,36 @@ impl Lineage {
     }
 
     /// Sends a signal to the main process first and then to everything below it.
-    pub fn signal_tree(&self, signal: Signal) {
+    pub fn signal_tree(&mut self, signal: Signal) {
         if let Err(why) = self.finder.proc() {
             return self.signal_blindly(why, &[signal]);
         }
+        self.signal_members(signal, |_| true);
+    }
+
+    fn signal_members(&mut self, signal: Signal, is_meant: impl Fn(&Stat) -> bool) {
         self.signal_main(signal);
         let until = Instant::now() + NAMING_TIME;
+        let mut members = Vec::new();
         let _ = self.finder.walk(&mut |member| {
-            if self.main != Some(member.stat.pid) {
-                // Who is gone, or not ours to signal, is not who the others wait for.
-                let _ = member.process.signal(member.stat.pid, signal);
+            if self.main != Some(member.stat.pid) && is_meant(member.stat) {
+                members.push(member.stat.clone());
             }
             go_on(until)
         });
+        self.ask_who_is_kept(&members, until);
+        for stat in members.iter().filter(|stat| !self.keep.has(stat)) {
+            if let Some((process, _)) = self.finder.hold(stat) {
+                // Who is gone, or not ours to signal, is not who the others wait for.
+                let _ = process.signal(stat.pid, signal);
+            }
+        }
+    }
+
+    fn ask_who_is_kept(&mut self, found: &[Stat], until: Instant) {
+        if let Ok(proc) = self.finder.proc() {
+            self.keep.ask(proc, found, until);
+        }
     }
 
     /// Looks for leftovers; each that was not told yet gets SIGTERM, then SIGCONT, since one that is stopped takes the
@@ -208,7 +248,12 @@ impl Lineage {
     fn terminate_group(&mut self, seen: &Stat) -> bool {
         // Reading the names took its time: the child that was in it may have left.
         let is_pinned = self.finder.is_init() || has_child_in_group(seen.pgid);
-        if !group_is_ours(seen, &self.ours) || !is_pinned || send(-seen.pgid, Signal::TERM) == Err(libc::EPERM) {
+        let may_be_kept = self.keep.is_allowed();
+        if may_be_kept
+            || !group_is_ours(seen, &self.ours)
+            || !is_pinned
+            || send(-seen.pgid, Signal::TERM) == Err(libc::EPERM)
+        {
             return false;
         }
         kill(-seen.pgid, Signal::CONT);
@@ -237,18 +282,44 @@ impl Lineage {
     /// Finds the leftovers that were told nothing yet, and takes them down by name, all of them before the first is
     /// signalled: the dead have no name.
     fn look(&mut self, until: Instant) -> Vec<Stat> {
-        let Lineage { finder, leftovers, main, .. } = self;
+        let Lineage { finder, leftovers, main, keep, .. } = self;
         let mut untold = Vec::new();
         let walked = finder.walk(&mut |member| {
             let stat = member.stat;
-            if *main != Some(stat.pid) && (!leftovers.knows(stat) || leftovers.told(stat.pid).is_none()) {
+            let is_told = leftovers.knows(stat) && leftovers.told(stat.pid).is_some();
+            if *main != Some(stat.pid) && !is_told && !keep.has(stat) {
                 untold.push(stat.clone());
             }
             go_on(until)
         });
         self.too_many_to_name |= walked.is_break();
+        self.ask_who_is_kept(&untold, until);
         self.name(&untold);
+        untold.retain(|stat| {
+            let kept = self.keep.has(stat);
+            if kept {
+                self.leftovers.keep(stat.pid);
+            }
+            !kept
+        });
         untold
+    }
+
+    /// Asks those to end whom a cgroup has beside our descendants, and who are still in it when they are held.
+    pub fn terminate_others(&mut self, members: impl Fn() -> Vec<Pid>) {
+        let strange = |pid: &Pid| self.main != Some(*pid) && !self.leftovers.has_living(*pid);
+        let found: Vec<_> = members().into_iter().filter(strange).filter_map(|pid| self.finder.look_up(pid)).collect();
+        if found.is_empty() {
+            return;
+        }
+        let again: BTreeSet<Pid> = members().into_iter().collect();
+        let others = found.into_iter().filter(|(_, stat)| again.contains(&stat.pid) && !stat.is_zombie());
+        let others: Vec<_> = others.collect();
+        self.name(&others.iter().map(|(_, stat)| stat.clone()).collect::<Vec<_>>());
+        for (process, stat) in others {
+            tell(&mut self.leftovers, stat.pid, &process, Signal::TERM);
+            let _ = process.signal(stat.pid, Signal::CONT);
+        }
     }
 
     fn name(&mut self, found: &[Stat]) {
@@ -265,79 +336,6 @@ impl Lineage {
         let living: Vec<Stat> = self.leftovers.living().map(|leftover| leftover.stat.clone()).collect();
         let Ok(proc) = self.finder.proc() else { return };
         self.leftovers.rename(names::read(proc, &living, NAMING_TIME));
-    }
-
-    /// Sends SIGKILL to all that is left of the tree, the main process included. Breaks off at `until`.
-    pub fn kill_tree(&mut self, until: Instant) {
-        self.take_precedence();
-        if let Err(why) = self.finder.proc() {
-            return self.signal_blindly(why, &[Signal::KILL]);
-        }
-        if !self.too_many_to_name {
-            self.name_again();
-            self.look(until.min(Instant::now() + NAMING_TIME));
-            // Whoever is born from now on is of a kind that is not worth the time that its name would take.
-            self.too_many_to_name = true;
-        }
-        if self.finder.is_init() {
-            self.leftovers.tell_all(Signal::KILL);
-            return kill(-1, Signal::KILL);
-        }
-        self.kill_groups();
-        let mut refused = BTreeSet::new();
-        for _ in 0..MOST_ROUNDS {
-            let new = self.kill_direct_children(&mut refused);
-            if new.is_empty() || self.kill_below(&new, until).is_break() {
-                return;
-            }
-        }
-    }
-
-    /// Groups as a whole first: that is atomic against fork.
-    fn kill_groups(&mut self) {
-        let known = self.leftovers.living().filter(|leftover| group_is_ours(&leftover.stat, &self.ours));
-        let mut groups: BTreeSet<Pid> = known.map(|leftover| leftover.stat.pgid).collect();
-        groups.extend(self.service_group);
-        groups.extend(&self.told_groups);
-        for group in groups {
-            if has_child_in_group(group) {
-                kill(-group, Signal::KILL);
-            }
-        }
-    }
-
-    /// Direct children are safe by number, also those that are dead and not reaped. Gives those that had not been sent
-    /// SIGKILL before; `refused` are those that may not be, and are tried once a pass.
-    fn kill_direct_children(&mut self, refused: &mut BTreeSet<Pid>) -> Vec<Pid> {
-        let mut new = Vec::new();
-        for pid in self.finder.children() {
-            if self.killed.contains(&pid) || refused.contains(&pid) {
-                continue;
-            }
-            if self.main != Some(pid) {
-                self.leftovers.count(pid);
-            }
-            if send(pid, Signal::KILL) == Err(libc::EPERM) {
-                self.leftovers.deny(pid);
-                refused.insert(pid);
-            } else {
-                self.leftovers.tell(pid, Signal::KILL);
-                self.killed.insert(pid);
-            }
-            new.push(pid);
-        }
-        new
-    }
-
-    /// Everything below these direct children. Whoever was killed once has no more children than it had then, and those that
-    /// were missed come to us when it is dead.
-    fn kill_below(&mut self, direct: &[Pid], until: Instant) -> ControlFlow<()> {
-        let Lineage { finder, leftovers, .. } = self;
-        finder.cull(direct, &mut |pid, process| {
-            leftovers.count(pid);
-            tell(leftovers, pid, process, Signal::KILL);
-            go_on(until)
-        })
     }
 
     /// Without a `/proc` to find members in: as PID 1 everything in the namespace is ours; else the service's own group
@@ -359,10 +357,14 @@ impl Lineage {
         let until = Instant::now() + NAMING_TIME;
         let mut left = BTreeMap::new();
         let _ = self.finder.walk(&mut |member| {
-            left.insert(member.stat.pid, (member.stat.clone(), member.process.wchan()));
+            if !self.keep.has(member.stat) {
+                left.insert(member.stat.pid, (member.stat.clone(), member.process.wchan()));
+            }
             go_on(until)
         });
-        for (_, stat) in self.finder.children().into_iter().filter_map(|pid| self.finder.look_up(pid)) {
+        let not_kept = |pid: &Pid| !self.keep.is_kept_by_number(*pid);
+        let children = self.finder.children().into_iter().filter(not_kept);
+        for (_, stat) in children.filter_map(|pid| self.finder.look_up(pid)) {
             left.entry(stat.pid).or_insert((stat, None));
         }
         let stats: Vec<Stat> = left.values().map(|(stat, _)| stat.clone()).collect();
@@ -396,29 +398,4 @@ fn tell(leftovers: &mut Leftovers, pid: Pid, process: &Process, signal: Signal) 
         // Gone meanwhile: what was wanted.
         Err(_) => {}
     }
-}
-
-/// Signals by number where nothing has to be known of the failure: it is seen by the next look, and of a group success would
-/// prove nothing either.
-fn kill(target: Pid, signal: Signal) {
-    let _ = send(target, signal);
-}
-
-/// The one place that signals by number. The number is a direct child that is not reaped, a group that such a child is
-/// in, or, as PID 1, everybody. Never our own group, never PID 1. Gives the errno.
-fn send(target: Pid, signal: Signal) -> Result<(), i32> {
-    let everybody_of_ours = target == -1 && nix::unistd::getpid().as_raw() == 1;
-    let ourselves = target.abs() <= 1 || target == -nix::unistd::getpgrp().as_raw();
-    if ourselves && !everybody_of_ours {
-        return Err(libc::EPERM);
-    }
-    // SAFETY: kill takes any number; see above for whose this is.
-    let sent = unsafe { libc::kill(target, signal.number()) };
-    if sent == 0 { Ok(()) } else { Err(io::Error::last_os_error().raw_os_error().unwrap_or(0)) }
-}
-
-/// ESRCH of a signal to everybody: as PID 1 the kernel counts all others in the namespace for it, zombies included.
-fn nobody_else_in_the_namespace() -> bool {
-    // SAFETY: signal 0 sends nothing.
-    unsafe { libc::kill(-1, 0) != 0 && *libc::__errno_location() == libc::ESRCH }
 }

@@ -99,11 +99,12 @@ impl Finder {
         self.all_children().into_iter().filter(|pid| !self.is_stranger(*pid)).collect()
     }
 
-    /// True when there are children of ours, and all were there before the service.
-    pub(super) fn only_strangers_left(&self) -> bool {
+    /// True when there are children of ours, and none of them is of the service, or all that are may stay: `may_stay` is asked
+    /// if `some_may` says that it can have a use.
+    pub(super) fn only_others_left(&self, some_may: bool, may_stay: impl Fn(Pid) -> bool) -> bool {
         // Read once: what a second reading has may not be what the first had.
-        let children = if self.strangers.ever() { self.all_children() } else { Vec::new() };
-        !children.is_empty() && children.into_iter().all(|pid| self.is_stranger(pid))
+        let children = if self.strangers.ever() || some_may { self.all_children() } else { Vec::new() };
+        !children.is_empty() && children.into_iter().all(|pid| may_stay(pid) || self.is_stranger(pid))
     }
 
     fn is_stranger(&self, pid: Pid) -> bool {
@@ -222,7 +223,8 @@ impl Finder {
     }
 }
 
-fn hold(proc: &Proc, pid: Pid) -> Option<(Process, Stat)> {
+/// Takes hold of whoever has this number now.
+pub(super) fn hold(proc: &Proc, pid: Pid) -> Option<(Process, Stat)> {
     let process = proc.process(pid).ok()?;
     let stat = process.stat().ok()?;
     Some((process, stat))

@@ -13,6 +13,8 @@
 
 pub mod link;
 
+use crate::containment::Containment;
+use crate::containment::cgroup::Cgroup;
 use crate::containment::leftover::Leftovers;
 use crate::containment::lineage::Lineage;
 use crate::process::reap::{Change, Left, reap};
@@ -72,7 +74,7 @@ pub struct Guard {
     supervisor: Pid,
     link: GuardEnd,
     signals: SignalSource,
-    lineage: Lineage,
+    tree: Containment,
     contained: Contained,
     record: (Vec<u8>, Option<OwnedFd>),
     /// Held, and never looked at.
@@ -120,22 +122,22 @@ pub enum Group {
 /// When the kernel has no process or no descriptors for it, or a filter refuses.
 pub fn fork(group: Group) -> io::Result<Role> {
     let signals = SignalSource::open(None)?;
-    let mut lineage = Lineage::enter()?;
+    let mut tree = Containment::new(Lineage::enter()?);
     let (link, supervisors_end) = link::pair()?;
     let guard = nix::unistd::getpid().as_raw();
     // SAFETY: there is one thread, so the child finds every lock free.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => {
-            drop((link, signals, lineage));
+            drop((link, signals, tree));
             become_supervisor(group);
             let pid = if group == Group::Own { guard } else { 0 };
             Ok(Role::Supervisor(Guarded { link: supervisors_end, pid }))
         }
         supervisor => {
-            lineage.guards(supervisor, false);
+            tree.guards(supervisor, false);
             let (contained, record, locks) = (Contained::default(), (vec![], None), vec![]);
-            let guard = Guard { supervisor, link, signals, lineage, contained, record, locks, silent: false };
+            let guard = Guard { supervisor, link, signals, tree, contained, record, locks, silent: false };
             Ok(Role::Guard(Box::new(guard)))
         }
     }
@@ -220,15 +222,19 @@ impl Guard {
             match message {
                 Message::End => self.silent = true,
                 Message::Record(text, report) => self.record = (text, report.or(self.record.1.take())),
-                Message::Contained(contained, _) => {
+                Message::Contained(contained, cgroup) => {
                     self.contained = contained;
-                    self.lineage.guards(self.supervisor, contained.own_session);
+                    self.tree.guards(self.supervisor, contained.own_session);
+                    cgroup.into_iter().for_each(|directory| self.tree.hold(Cgroup::from_descriptor(directory), false));
+                    if contained.allow_keep {
+                        self.tree.allow_keep();
+                    }
                 }
                 Message::Hold(lock) => self.locks.push(lock),
                 Message::Suspend(signal) => self.link.answer(suspend(signal)),
                 Message::Successor(pid) => {
                     self.supervisor = pid;
-                    self.lineage.guards(pid, self.contained.own_session);
+                    self.tree.guards(pid, self.contained.own_session);
                 }
             }
         }
@@ -238,7 +244,7 @@ impl Guard {
         let mut ended = vec![];
         reap(|change| {
             if let Change::Ended(pid, exit) = change {
-                self.lineage.reaped(pid, exit);
+                self.tree.reaped(pid, exit);
                 ended.push((pid, exit));
             }
         });
@@ -249,10 +255,10 @@ impl Guard {
     fn take_over(mut self, exit: Exit) -> Lost {
         let survivors = !self.kill_all();
         if survivors {
-            self.lineage.name_survivors();
+            self.tree.name_survivors();
         }
         let (record, report) = self.record;
-        Lost { exit, record, report, leftovers: self.lineage.into_leftovers(), survivors }
+        Lost { exit, record, report, leftovers: self.tree.into_leftovers(), survivors }
     }
 
     /// False when patience is at its end.
@@ -266,10 +272,10 @@ impl Guard {
             let left = reap(|change| {
                 if let Change::Ended(pid, exit) = change {
                     died = true;
-                    self.lineage.reaped(pid, exit);
+                    self.tree.reaped(pid, exit);
                 }
             });
-            if self.lineage.is_empty(left) {
+            if self.tree.is_empty(left) {
                 return true;
             }
             if died {
@@ -279,7 +285,7 @@ impl Guard {
                 return false;
             }
             if left != Left::More {
-                self.lineage.kill_tree(at_last);
+                self.tree.kill_tree(at_last);
                 // Whatever wakes us, a death or a signal that comes too late: the next round looks.
                 let _ = self.signals.drain(|_| {});
                 self.sleep(Some(Instant::now() + pause));

@@ -2,11 +2,12 @@
 //!
 //! The order is the contract:
 //!
-//! 1. session or group first, so that a signal to the group reaches us from here on;
-//! 2. the terminal while every signal is still blocked, or taking it from the background would stop us (SIGTTOU);
-//! 3. the working directory before exec, since a relative command is meant from there;
-//! 4. the OOM score, which took a privilege to change and takes none to put back;
-//! 5. dispositions and mask last: a signal that came in the meantime is taken now, as the service would have.
+//! 1. the cgroup, where the kernel could not make us in it: nothing of ours is to be outside;
+//! 2. session or group early, so that a signal to the group reaches us from here on;
+//! 3. the terminal while every signal is still blocked, or taking it from the background would stop us (SIGTTOU);
+//! 4. the working directory before exec, since a relative command is meant from there;
+//! 5. the OOM score, which took a privilege to change and takes none to put back;
+//! 6. dispositions and mask last: a signal that came in the meantime is taken now, as the service would have.
 //!
 //! Every descriptor of ours is close-on-exec; the pipe tells of a failure, its end of file of success.
 
@@ -27,6 +28,12 @@ pub(super) fn become_service(plan: &mut Plan, inherited: &Inherited, placement: 
 }
 
 fn attempt(plan: &mut Plan, inherited: &Inherited, placement: Placement) -> Failure {
+    if let Some((entrance, must)) = plan.entrance {
+        // SAFETY: write is async-signal-safe. "0" is the writer (cgroups(7)).
+        if unsafe { libc::write(entrance, c"0".as_ptr().cast(), 1) } != 1 && must {
+            return Failure::last(Step::Cgroup, 0);
+        }
+    }
     if let Err(failure) = place(placement) {
         return failure;
     }
@@ -37,6 +44,11 @@ fn attempt(plan: &mut Plan, inherited: &Inherited, placement: Placement) -> Fail
         }
     }
     plan.oom_score.restore();
+    become_command(plan, inherited)
+}
+
+/// Becomes the command where and as we are, or says why not.
+pub(super) fn become_command(plan: &mut Plan, inherited: &Inherited) -> Failure {
     inherited.restore();
     execute(plan)
 }

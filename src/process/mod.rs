@@ -5,10 +5,12 @@
 
 pub(crate) mod child;
 pub mod descriptors;
+pub mod marks;
 pub mod memory;
 pub mod names;
 pub mod oom;
 pub mod proc;
+mod reader;
 pub mod reap;
 pub mod signals;
 pub mod spawn;

@@ -18,6 +18,9 @@ const PROC_SUPER_MAGIC: u64 = 0x9fa0;
 /// What one read takes: a page, which is what the kernel gives at once for most of these files.
 const PIECE: usize = 4096;
 
+/// PF_KTHREAD (include/linux/sched.h): a thread of the kernel's own.
+const KERNEL_THREAD: u32 = 0x0020_0000;
+
 /// By how much a full piece may be shorter: records, such as one number in a list, are not cut in two.
 const LONGEST_RECORD: usize = 64;
 
@@ -57,6 +60,8 @@ pub struct Stat {
     pub pgid: Pid,
     /// Its session.
     pub sid: Pid,
+    /// The kernel's flags for it (PF_*, include/linux/sched.h).
+    pub flags: u32,
     /// How many threads it has.
     pub threads: u32,
     /// When it started, in clock ticks since boot.
@@ -67,6 +72,11 @@ impl Stat {
     /// True when it is dead and only waits to be reaped. A leader thread that ended while others live is not dead.
     pub fn is_zombie(&self) -> bool {
         matches!(self.state, 'Z' | 'X') && self.threads <= 1
+    }
+
+    /// True for a thread of the kernel's own, which has no program, no environment and no parent of ours.
+    pub fn is_kernel_thread(&self) -> bool {
+        self.flags & KERNEL_THREAD != 0
     }
 }
 
@@ -106,6 +116,15 @@ impl Proc {
     /// When the directory cannot be read.
     pub fn all(&self) -> io::Result<Vec<Pid>> {
         numbers_in(&self.directory, c".")
+    }
+
+    /// Which boot this is: a text that no other boot has (random(4)).
+    ///
+    /// # Errors
+    /// When it cannot be read, as in a sandbox that hides `/proc/sys`.
+    pub fn boot_id(&self) -> io::Result<String> {
+        let text = read_at(&self.directory, c"sys/kernel/random/boot_id")?;
+        Ok(String::from_utf8_lossy(&text).trim().to_owned())
     }
 }
 
@@ -159,11 +178,54 @@ impl Process {
         self.read(c"cmdline").unwrap_or_default()
     }
 
+    /// Its environment at its last exec, each entry ended by a NUL; empty when we may not read it, and while it has no memory
+    /// of its own. Waits for the lock on the process's memory map: see `reader`.
+    pub(super) fn environment(&self) -> Vec<u8> {
+        self.read(c"environ").unwrap_or_default()
+    }
+
     /// The real user id; nothing when it is hidden or gone.
     pub fn uid(&self) -> Option<u32> {
+        self.uids().map(|[real, ..]| real)
+    }
+
+    /// The real, the effective and the saved user id; nothing when they are hidden or it is gone.
+    pub fn uids(&self) -> Option<[u32; 3]> {
         let status = self.read(c"status").ok()?;
         let status = String::from_utf8_lossy(&status);
-        status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().next()?.parse().ok()
+        let mut ids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace();
+        let mut next = || ids.next()?.parse().ok();
+        Some([next()?, next()?, next()?])
+    }
+
+    /// The number of its pid namespace (namespaces(7)); nothing when we may not know.
+    pub fn pid_namespace(&self) -> Option<u64> {
+        self.behind(c"ns/pid").map(|(_, inode)| inode)
+    }
+
+    /// Its root directory, as device and inode; nothing when we may not know. Waits for the file system that it is in.
+    pub fn root(&self) -> Option<(u64, u64)> {
+        self.behind(c"root")
+    }
+
+    /// Device and inode of what a link of the kernel's leads to.
+    fn behind(&self, link: &CStr) -> Option<(u64, u64)> {
+        let stat = nix::sys::stat::fstatat(&self.directory, link, nix::fcntl::AtFlags::empty()).ok()?;
+        Some((stat.st_dev, stat.st_ino))
+    }
+
+    /// A descriptor that is readable when it has ended, reaped or not (pidfd_open(2)).
+    ///
+    /// # Errors
+    /// ENOSYS before Linux 5.3, EPERM when a filter refuses it, ESRCH when it is gone.
+    pub fn pidfd(&self, pid: Pid) -> io::Result<OwnedFd> {
+        // SAFETY: the call takes any number; the kernel makes the descriptor close-on-exec.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+        let fd = RawFd::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
+        // SAFETY: new, and owned by nobody else.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        // The number was its own in between, if it still is now.
+        if self.is_held_by(pid) { Ok(fd) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
     }
 
     /// The kernel function in which it waits; nothing when it does not, or when we may not know.
@@ -216,20 +278,24 @@ impl Process {
         asked == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH) && self.read(c"stat").is_ok()
     }
 
-    /// A whole file. Read in large pieces: the kernel makes these texts anew for each, and knows no size beforehand for
-    /// which the standard library could ask. A piece that is not full is the last: a list of children to which a chain of
-    /// processes adds would have no other end.
     fn read(&self, name: &CStr) -> io::Result<Vec<u8>> {
-        let mut file = File::from(open_at(self.directory.as_raw_fd(), name, libc::O_RDONLY)?);
-        let mut text = Vec::new();
-        loop {
-            let length = text.len();
-            text.resize(length + PIECE, 0);
-            let more = file.read(&mut text[length..])?;
-            text.truncate(length + more);
-            if more < PIECE - LONGEST_RECORD {
-                return Ok(text);
-            }
+        read_at(&self.directory, name)
+    }
+}
+
+/// A whole file. Read in large pieces: the kernel makes these texts anew for each, and knows no size beforehand for which
+/// the standard library could ask. A piece that is not full is the last: a list of children to which a chain of processes
+/// adds would have no other end.
+fn read_at(directory: &impl AsRawFd, name: &CStr) -> io::Result<Vec<u8>> {
+    let mut file = File::from(open_at(directory.as_raw_fd(), name, libc::O_RDONLY)?);
+    let mut text = Vec::new();
+    loop {
+        let length = text.len();
+        text.resize(length + PIECE, 0);
+        let more = file.read(&mut text[length..])?;
+        text.truncate(length + more);
+        if more < PIECE - LONGEST_RECORD {
+            return Ok(text);
         }
     }
 }
@@ -281,6 +347,7 @@ fn parse_stat(text: &[u8]) -> Option<Stat> {
         ppid: fields.get(1)?.parse().ok()?,
         pgid: fields.get(2)?.parse().ok()?,
         sid: fields.get(3)?.parse().ok()?,
+        flags: fields.get(6)?.parse().ok()?,
         threads: fields.get(17)?.parse().ok()?,
         start: fields.get(19)?.parse().ok()?,
     })

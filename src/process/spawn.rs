@@ -8,10 +8,11 @@ use crate::report::mask;
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::{env, fmt, ptr};
+use tracing::info;
 
 /// Where execvp looks when there is no PATH (confstr(3), _CS_PATH).
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
@@ -27,6 +28,14 @@ pub struct Command {
     pub environment: Vec<(String, String)>,
 }
 
+impl Command {
+    /// Sets variables, whatever was said of them.
+    pub fn set_environment(&mut self, variables: Vec<(String, String)>) {
+        self.environment.retain(|(name, _)| variables.iter().all(|(set, _)| set != name));
+        self.environment.extend(variables);
+    }
+}
+
 /// A command in the form that the kernel takes.
 #[derive(Debug)]
 pub struct Plan {
@@ -40,6 +49,8 @@ pub struct Plan {
     pub(super) envp: Vec<*const libc::c_char>,
     /// What the service's is to be.
     pub(super) oom_score: oom::Score,
+    /// The cgroup that it enters by itself, and whether it must.
+    pub(super) entrance: Option<(RawFd, bool)>,
     /// What the pointers above point to.
     _strings: Vec<CString>,
 }
@@ -64,6 +75,7 @@ impl Plan {
             script_argv,
             envp,
             oom_score,
+            entrance: None,
             _strings: arguments.into_iter().chain(variables).collect(),
             search: (!program.as_bytes().contains(&b'/'))
                 .then(|| search.unwrap_or_else(|| OsString::from(DEFAULT_PATH))),
@@ -118,6 +130,7 @@ pub(super) enum Step {
     Group,
     WorkingDirectory,
     Execute,
+    Cgroup,
 }
 
 /// What the child tells through the pipe.
@@ -144,6 +157,7 @@ impl Failure {
             Step::Group => 1,
             Step::WorkingDirectory => 2,
             Step::Execute => 3,
+            Step::Cgroup => 4,
         };
         message[1..5].copy_from_slice(&self.errno.to_ne_bytes());
         message[5..].copy_from_slice(&(self.candidate as u64).to_ne_bytes());
@@ -156,6 +170,7 @@ impl Failure {
             0 => Step::Session,
             1 => Step::Group,
             2 => Step::WorkingDirectory,
+            4 => Step::Cgroup,
             _ => Step::Execute,
         };
         let candidate = usize::try_from(u64::from_ne_bytes(candidate)).unwrap_or(0);
@@ -199,6 +214,7 @@ impl Plan {
                 let directory = self.command.working_directory.as_deref().unwrap_or(Path::new(""));
                 unable(format!("cannot enter the working directory {directory:?}: {error}"))
             }
+            Step::Cgroup => unable(format!("cannot enter the service's cgroup: {error}")),
             Step::Execute => self.explain_execute(failure, &error),
         }
     }
@@ -258,11 +274,27 @@ pub struct Progress {
     plan: Plan,
 }
 
+/// The cgroup that the main process is to be in.
+#[derive(Debug)]
+pub struct Destined<'c> {
+    /// Its directory.
+    pub directory: BorrowedFd<'c>,
+    /// Its `cgroup.procs`, for a kernel that cannot make a process in a cgroup.
+    pub entrance: OwnedFd,
+    /// Whether the service is not to be started outside of it.
+    pub must: bool,
+}
+
 /// Makes the main process.
 ///
 /// # Errors
 /// When the kernel gives no pipe or no process (EAGAIN at a limit, ENOMEM).
-pub fn spawn(mut plan: Plan, inherited: &Inherited, placement: Placement) -> Result<Spawned, StartError> {
+pub fn spawn(
+    mut plan: Plan,
+    inherited: &Inherited,
+    placement: Placement,
+    cgroup: Option<&Destined<'_>>,
+) -> Result<Spawned, StartError> {
     let unable = |what: &str| {
         let error = reason(&io::Error::last_os_error());
         StartError { kind: StartErrorKind::Unable, text: format!("cannot start the service: {what}: {error}") }
@@ -274,12 +306,52 @@ pub fn spawn(mut plan: Plan, inherited: &Inherited, placement: Placement) -> Res
     }
     // SAFETY: both are new and ours.
     let (reader, writer) = unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) };
-    // SAFETY: there is one thread, and the child runs `become_service` only, which keeps to async-signal-safe calls.
-    match unsafe { libc::fork() } {
+    let pid = match cgroup.map(|cgroup| fork_into(cgroup.directory)) {
+        Some(Ok(pid)) => pid,
+        refused => {
+            if let Some(Err(why)) = refused {
+                info!("clone3 cannot put the service into its cgroup ({}); it enters by itself", reason(&why));
+            }
+            plan.entrance = cgroup.map(|cgroup| (cgroup.entrance.as_raw_fd(), cgroup.must));
+            // SAFETY: there is one thread, and the child runs `become_service` only, which keeps to async-signal-safe calls.
+            unsafe { libc::fork() }
+        }
+    };
+    match pid {
         -1 => Err(unable("no process")),
         0 => child::become_service(&mut plan, inherited, placement, writer.as_raw_fd()),
         pid => Ok(Spawned { pid, progress: Progress { pipe: File::from(reader), plan } }),
     }
+}
+
+/// Becomes the command. Gives why not.
+pub fn replace_ourselves(mut plan: Plan, inherited: &Inherited) -> StartError {
+    let failure = child::become_command(&mut plan, inherited);
+    plan.explain(failure)
+}
+
+/// CLONE_INTO_CGROUP (clone(2), Linux 5.7); the C library's constant has lost its bit on some targets.
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+
+/// Forks a child that is in the cgroup from its first instruction on: -1 when there is no process to be had.
+///
+/// # Errors
+/// When the kernel knows no such call, or a filter refuses it, or the cgroup may not be entered.
+fn fork_into(cgroup: BorrowedFd<'_>) -> io::Result<Pid> {
+    // SAFETY: all zero is a valid clone_args.
+    let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
+    arguments.flags = CLONE_INTO_CGROUP;
+    arguments.exit_signal = u64::try_from(libc::SIGCHLD).unwrap_or_default();
+    arguments.cgroup = u64::try_from(cgroup.as_raw_fd()).unwrap_or_default();
+    // SAFETY: without CLONE_VM and a stack this is a fork; there is one thread, and the child keeps to async-signal-safe calls,
+    // so that it does not matter that the C library knows nothing of it.
+    let made = unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of_val(&arguments)) };
+    if made >= 0 {
+        return Pid::try_from(made).map_err(io::Error::other);
+    }
+    let error = io::Error::last_os_error();
+    // A limit on processes is none on clone3. (errno stays as it is for the caller.)
+    if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOMEM)) { Ok(-1) } else { Err(error) }
 }
 
 impl Progress {

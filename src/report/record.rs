@@ -1,6 +1,6 @@
 //! What the guard is told of a run while it goes on, so that there is a report also when the supervisor is lost.
 
-use super::{Destination, Lost, Run, mask};
+use super::{Destination, Left, Lost, Run, mask};
 use crate::cli;
 use crate::config::LogFormat;
 use crate::containment::leftover::{Fate, Leftovers};
@@ -104,32 +104,37 @@ impl Record {
 
     /// The run as it ended when the supervisor was lost. The main process may be among those that were left.
     pub fn lost(self, leftovers: Leftovers, survivors: bool) -> Run {
-        let (mut leftovers, unnamed) = leftovers.into_list();
+        let whole_time = self.began.elapsed().unwrap_or(Duration::ZERO);
+        let mut left = Left::new(leftovers, Duration::ZERO);
         let mut exit = self.exit();
-        if let (Some(pid), None) = (self.pid, exit)
-            && let Some(index) = leftovers.iter().position(|leftover| leftover.stat.pid == pid)
-            && let Fate::Ended(how) = leftovers[index].fate
+        if exit.is_none()
+            && let Some(Fate::Ended(how)) = self.pid.and_then(|pid| left.take(pid))
         {
             exit = how;
-            leftovers.remove(index);
         }
-        let whole_time = self.began.elapsed().unwrap_or(Duration::ZERO);
+        let verdict = Verdict { exit, started: self.pid.is_some(), survivors, ..Verdict::default() };
+        let exit_code = if survivors { cli::SURVIVORS } else { cli::UNABLE };
+        Run { lost: Some(Lost::Supervisor), left, exit_code, ..self.run(verdict, whole_time) }
+    }
+
+    /// A run in which nobody was left.
+    pub fn run(self, verdict: Verdict, whole_time: Duration) -> Run {
         Run {
-            verdict: Verdict { exit, started: self.pid.is_some(), survivors, ..Verdict::default() },
+            verdict,
             invocation: self.invocation,
             name: self.name,
             command: self.command,
             containment: self.containment,
-            pid: self.pid,
+            // Who could not execute the command never was the service.
+            pid: self.pid.filter(|_| verdict.started),
             began: self.began,
-            service_time: whole_time,
             whole_time,
-            lost: Some(Lost::Supervisor),
+            lost: None,
             success: false,
             start_error: None,
-            leftovers,
-            unnamed,
-            exit_code: if survivors { cli::SURVIVORS } else { cli::UNABLE },
+            left: Left::default(),
+            swept: Left::default(),
+            exit_code: cli::SUCCESS,
         }
     }
 }
