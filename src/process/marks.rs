@@ -83,7 +83,7 @@ impl Marks {
 }
 
 fn is_ours(entry: &[u8]) -> bool {
-    [INVOCATION, NAME, RUNTIME]
+    [INVOCATION, NAME, KEEP, RUNTIME]
         .iter()
         .any(|name| entry.strip_prefix(name.as_bytes()).is_some_and(|rest| rest.first() == Some(&b'=')))
 }
