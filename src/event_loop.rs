@@ -78,7 +78,10 @@ impl EventLoop {
             // It fails only when interrupted, which the blocked signals leave to a debugger; the batch is made all the same.
             let patience = if more { Some(Duration::ZERO) } else { self.patience(supervisor) };
             let _ = self.poll.poll(&mut ready, patience);
-            self.settle();
+            if ready.is_empty() && self.settle() {
+                // Nothing in between, or half of what was given back would be needed for it.
+                let _ = self.poll.poll(&mut ready, self.patience(supervisor));
+            }
             more = self.batch(effects, &mut events);
             // Looked at now: what these events lead to may take its time, and who dies meanwhile has to be heard first.
             let late = supervisor.deadline().is_some_and(|deadline| deadline <= self.clock.now());
@@ -120,12 +123,13 @@ impl EventLoop {
         }
     }
 
-    /// Gives memory back, once, when the service has lived for a while: a short run does without that.
-    fn settle(&mut self) {
-        if self.settles.is_some_and(|time| time <= self.clock.now()) {
-            self.settles = None;
+    /// Gives memory back, once, when the service has lived for a while: a short run does without that. True when it did.
+    fn settle(&mut self) -> bool {
+        let is_time = self.settles.take_if(|time| *time <= self.clock.now()).is_some();
+        if is_time {
             memory::release();
         }
+        is_time
     }
 
     /// How long to sleep at the most. Rounded up to the millisecond, in which epoll counts, so as not to wake too early.

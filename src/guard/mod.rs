@@ -182,11 +182,16 @@ impl Guard {
     /// Watches over the supervisor to its end.
     pub fn watch(mut self) -> End {
         descriptors::release(&[self.link.as_raw_fd(), self.signals.as_raw_fd()]);
-        let mut settles = Some(Instant::now() + SETTLED);
+        let settles = Instant::now() + SETTLED;
+        let mut is_settled = false;
         loop {
-            self.sleep(settles);
-            if settles.take_if(|time| *time <= Instant::now()).is_some() {
+            if !is_settled && !self.sleep(Some(settles)) {
+                is_settled = true;
                 memory::release();
+            }
+            if is_settled {
+                // Nothing in between, or half of what was given back would be needed for it.
+                self.sleep(None);
             }
             // A flood that is not read to its end has the descriptor still readable.
             let _ = self.signals.drain(|received| {
@@ -206,13 +211,13 @@ impl Guard {
         }
     }
 
-    /// Until a signal or a message comes, or that moment.
-    fn sleep(&self, until: Option<Instant>) {
+    /// Until a signal or a message comes, or that moment. True when something came.
+    fn sleep(&self, until: Option<Instant>) -> bool {
         let timeout = until.map_or(-1, |until| milliseconds(until.saturating_duration_since(Instant::now())));
         let readable = |descriptor| libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
         let mut both = [readable(self.signals.as_raw_fd()), readable(self.link.as_raw_fd())];
         // SAFETY: as many as said. A link at its end is readable for ever.
-        unsafe { libc::poll(both.as_mut_ptr(), if self.silent { 1 } else { 2 }, timeout) };
+        unsafe { libc::poll(both.as_mut_ptr(), if self.silent { 1 } else { 2 }, timeout) != 0 }
     }
 
     fn listen(&mut self) {
