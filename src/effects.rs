@@ -227,9 +227,8 @@ impl Effects {
         let plan = self.plan.take()?;
         let placement = self.means.terminal.placement();
         let destined = self.means.containment.destined();
-        match spawn(plan, &self.means.inherited, placement, destined.as_ref()) {
+        match spawn(plan, &self.means.inherited, placement, destined) {
             Ok(spawned) => {
-                drop(destined);
                 self.means.containment.started(spawned.pid, placement);
                 if let Some(named) = &mut self.means.named {
                     named.started(spawned.pid, placement == Placement::OwnSession);
@@ -335,13 +334,13 @@ impl Effects {
             }
             Change::Stopped(..) => {}
         });
-        if main_ended {
-            self.tell_guard(None);
-        }
         let (is_empty, changed) = match self.sweep {
             Some(_) => self.look_around(now),
             None => (self.main.is_none() && self.means.containment.is_empty(left), changed),
         };
+        if main_ended && !is_empty {
+            self.tell_guard(None);
+        }
         if is_empty {
             events.push(Event::TreeEmpty);
         } else if changed {
@@ -402,10 +401,11 @@ impl Effects {
         self.means.containment.signal_group(Signal::CONT);
     }
 
-    /// The descriptor that tells of ends beside that of deaths: of the cgroup, or of those that are swept.
-    pub fn more_ends(&self) -> Option<(RawFd, Interest)> {
+    /// The descriptor that tells of ends beside that of deaths, once they matter: of the cgroup, or of those that are swept.
+    pub fn more_ends(&mut self) -> Option<(RawFd, Interest)> {
         match &self.sweep {
             Some(sweep) => Some((sweep.descriptor(), Interest::READABLE)),
+            None if self.service_ended.is_none() => None,
             None => self.means.containment.events().map(|events| (events, Interest::PRIORITY)),
         }
     }

@@ -42,6 +42,7 @@ pub struct EventLoop {
     clock: Clock,
     /// When the start is behind us, until it is.
     settles: Option<Time>,
+    watches_ends: bool,
 }
 
 impl EventLoop {
@@ -56,7 +57,7 @@ impl EventLoop {
         if let Some(guarded) = guarded {
             poll.registry().register(&mut SourceFd(&guarded.link.as_raw_fd()), GUARD, Interest::READABLE)?;
         }
-        Ok(EventLoop { poll, signals, clock, settles: Some(clock.now().after(SETTLED)) })
+        Ok(EventLoop { poll, signals, clock, settles: Some(clock.now().after(SETTLED)), watches_ends: false })
     }
 
     /// The descriptors that must stay open.
@@ -67,7 +68,7 @@ impl EventLoop {
     /// Runs a service, or a sweep, from its first event to its end.
     pub fn run(&mut self, first: Event, supervisor: &mut Supervisor, effects: &mut Effects) -> Verdict {
         self.hand_in(first, supervisor, effects);
-        self.watch(effects);
+        self.watch_start(effects);
         let mut ready = Events::with_capacity(4);
         let mut events = Vec::new();
         let mut more = false;
@@ -75,6 +76,7 @@ impl EventLoop {
             if let Some(verdict) = effects.verdict() {
                 return verdict;
             }
+            self.watch_ends(effects);
             // It fails only when interrupted, which the blocked signals leave to a debugger; the batch is made all the same.
             let patience = if more { Some(Duration::ZERO) } else { self.patience(supervisor) };
             let _ = self.poll.poll(&mut ready, patience);
@@ -113,13 +115,19 @@ impl EventLoop {
         }
     }
 
-    /// Were it refused (ENOMEM), the first death or signal would make the batch that looks there, or the next deadline.
-    fn watch(&self, effects: &Effects) {
+    /// Were it refused (ENOMEM), the first death or signal would make the batch that looks there.
+    fn watch_start(&self, effects: &Effects) {
         if let Some(progress) = effects.progress() {
             let _ = self.poll.registry().register(&mut SourceFd(&progress.as_raw_fd()), START, Interest::READABLE);
         }
-        if let Some((descriptor, interest)) = effects.more_ends() {
-            let _ = self.poll.registry().register(&mut SourceFd(&descriptor), ENDS, interest);
+    }
+
+    /// From the time on when they matter. Were it refused, the looks at their deadlines would see them.
+    fn watch_ends(&mut self, effects: &mut Effects) {
+        if !self.watches_ends
+            && let Some((descriptor, interest)) = effects.more_ends()
+        {
+            self.watches_ends = self.poll.registry().register(&mut SourceFd(&descriptor), ENDS, interest).is_ok();
         }
     }
 

@@ -32,7 +32,7 @@ use leftover::Leftovers;
 use lineage::Lineage;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 /// While the cgroup is dying, who is outside of it is looked for no more often than this.
 const BETWEEN_WALKS: Duration = Duration::from_millis(100);
@@ -49,7 +49,7 @@ struct Held {
     cgroup: Cgroup,
     /// Whether a service is not to be started outside of it.
     must: bool,
-    /// Becomes ready when somebody comes in or the last one goes.
+    /// Becomes ready when somebody comes in or the last one goes; opened when that is to be known.
     events: Option<OwnedFd>,
     /// When it was killed first, and who is outside of it was looked for last.
     killed: Option<Instant>,
@@ -74,8 +74,7 @@ impl Containment {
 
     /// With a cgroup on top, in which the service must be, or is to be if that can be done.
     pub fn hold(&mut self, cgroup: Cgroup, must: bool) {
-        let events = cgroup.events().ok();
-        self.cgroup = Some(Held { cgroup, must, events, killed: None });
+        self.cgroup = Some(Held { cgroup, must, events: None, killed: None });
     }
 
     /// What it is called.
@@ -98,21 +97,22 @@ impl Containment {
     }
 
     /// Becomes ready, with priority, when the cgroup may be empty.
-    pub fn events(&self) -> Option<RawFd> {
-        self.cgroup.as_ref()?.events.as_ref().map(AsRawFd::as_raw_fd)
+    pub fn events(&mut self) -> Option<RawFd> {
+        let held = self.cgroup.as_mut()?;
+        held.events = held.events.take().or_else(|| held.cgroup.events().ok());
+        held.events.as_ref().map(AsRawFd::as_raw_fd)
     }
 
     /// The descriptors that have to stay open.
     pub fn descriptors(&self) -> impl Iterator<Item = RawFd> {
         let directory = self.cgroup.as_ref().map(|held| held.cgroup.descriptor().as_raw_fd());
-        self.lineage.descriptor().into_iter().chain(directory).chain(self.events())
+        self.lineage.descriptor().into_iter().chain(directory)
     }
 
     /// Where the service is to be made.
     pub fn destined(&self) -> Option<Destined<'_>> {
         let Held { cgroup, must, .. } = self.cgroup.as_ref()?;
-        let entrance = cgroup.entrance().map_err(|why| debug!("no way into the cgroup: {why}")).ok()?;
-        Some(Destined { directory: cgroup.descriptor(), entrance, must: *must })
+        Some(Destined { cgroup, must: *must })
     }
 
     /// The descriptor of the cgroup, for the guard.

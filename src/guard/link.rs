@@ -7,7 +7,8 @@
 use crate::process::Pid;
 use crate::signal::Signal;
 use nix::sys::socket::{
-    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, recvmsg, sendmsg, socketpair,
+    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, recv, recvmsg, sendmsg,
+    socketpair,
 };
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -127,7 +128,10 @@ impl Link {
 impl GuardEnd {
     /// The next message, if there is one.
     pub fn receive(&self) -> Option<Message> {
-        let mut text = vec![0; LONGEST];
+        // The length first: a buffer for the longest would be touched for each.
+        let peek = MsgFlags::MSG_PEEK | MsgFlags::MSG_TRUNC;
+        let length = recv(self.0.as_raw_fd(), &mut [], peek).ok()?;
+        let mut text = vec![0; length];
         let mut space = nix::cmsg_space!(RawFd);
         let mut parts = [IoSliceMut::new(&mut text)];
         let flags = MsgFlags::MSG_CMSG_CLOEXEC;

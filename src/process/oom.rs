@@ -21,8 +21,9 @@ pub struct Score(Option<String>);
 pub fn lower() -> Score {
     let path = FILE.to_str().unwrap_or_default();
     let Ok(mut file) = OpenOptions::new().read(true).write(true).open(path) else { return Score::default() };
-    let mut text = String::new();
-    let was: Option<i16> = file.read_to_string(&mut text).ok().and_then(|_| text.trim().parse().ok());
+    let mut text = [0; 16];
+    let length = file.read(&mut text).unwrap_or(0);
+    let was: Option<i16> = std::str::from_utf8(&text[..length]).ok().and_then(|text| text.trim().parse().ok());
     match was {
         Some(was) if was > OURS && file.write_all(OURS.to_string().as_bytes()).is_ok() => Score(Some(was.to_string())),
         _ => Score::default(),

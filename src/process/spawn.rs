@@ -3,6 +3,7 @@
 use super::signals::Inherited;
 use super::terminal::Placement;
 use super::{Pid, child, oom};
+use crate::containment::cgroup::Cgroup;
 use crate::log::reason;
 use crate::report::mask;
 use std::ffi::{CString, OsStr, OsString};
@@ -275,12 +276,10 @@ pub struct Progress {
 }
 
 /// The cgroup that the main process is to be in.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Destined<'c> {
-    /// Its directory.
-    pub directory: BorrowedFd<'c>,
-    /// Its `cgroup.procs`, for a kernel that cannot make a process in a cgroup.
-    pub entrance: OwnedFd,
+    /// Which.
+    pub cgroup: &'c Cgroup,
     /// Whether the service is not to be started outside of it.
     pub must: bool,
 }
@@ -293,7 +292,7 @@ pub fn spawn(
     mut plan: Plan,
     inherited: &Inherited,
     placement: Placement,
-    cgroup: Option<&Destined<'_>>,
+    destined: Option<Destined<'_>>,
 ) -> Result<Spawned, StartError> {
     let unable = |what: &str| {
         let error = reason(&io::Error::last_os_error());
@@ -306,22 +305,29 @@ pub fn spawn(
     }
     // SAFETY: both are new and ours.
     let (reader, writer) = unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) };
-    let pid = match cgroup.map(|cgroup| fork_into(cgroup.directory)) {
+    let mut entrance = None;
+    let pid = match destined.map(|destined| fork_into(destined.cgroup.descriptor())) {
         Some(Ok(pid)) => pid,
         refused => {
             if let Some(Err(why)) = refused {
                 info!("clone3 cannot put the service into its cgroup ({}); it enters by itself", reason(&why));
             }
-            plan.entrance = cgroup.map(|cgroup| (cgroup.entrance.as_raw_fd(), cgroup.must));
+            if let Some(Destined { cgroup, must }) = destined {
+                // Kept open until the child has its copy. Where it cannot be opened, the write to it fails.
+                entrance = cgroup.entrance().ok();
+                plan.entrance = Some((entrance.as_ref().map_or(-1, AsRawFd::as_raw_fd), must));
+            }
             // SAFETY: there is one thread, and the child runs `become_service` only, which keeps to async-signal-safe calls.
             unsafe { libc::fork() }
         }
     };
-    match pid {
+    let made = match pid {
         -1 => Err(unable("no process")),
         0 => child::become_service(&mut plan, inherited, placement, writer.as_raw_fd()),
         pid => Ok(Spawned { pid, progress: Progress { pipe: File::from(reader), plan } }),
-    }
+    };
+    drop(entrance);
+    made
 }
 
 /// Becomes the command. Gives why not.

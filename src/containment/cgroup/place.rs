@@ -10,10 +10,12 @@ use nix::fcntl::{AT_FDCWD, AtFlags};
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, fstatfs};
 use nix::unistd::{AccessFlags, faccessat};
 use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::{fmt, fs, io};
 
 /// Why there is no cgroup for us.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +43,7 @@ pub fn find() -> Result<Place, Unavailable> {
 }
 
 pub(super) fn find_opened() -> Result<(Place, OwnedFd), Unavailable> {
-    let read = |path: &str| fs::read(path).map_err(|why| Unavailable(format!("cannot read {path}: {}", reason(&why))));
+    let read = |path: &str| whole(path).map_err(|why| Unavailable(format!("cannot read {path}: {}", reason(&why))));
     let mut first = None;
     for directory in candidates(&read("/proc/self/mountinfo")?, &read("/proc/self/cgroup")?)? {
         match open_usable(&directory) {
@@ -66,6 +68,13 @@ pub(super) fn candidates(mountinfo: &[u8], cgroup: &[u8]) -> Result<Vec<PathBuf>
         return Err(Unavailable(format!("{point} shows the cgroups below {root}, and ours is {ours}")));
     }
     Ok(found)
+}
+
+/// In large pieces: the size of such a file is not known beforehand, and the kernel gives what fits.
+fn whole(path: &str) -> io::Result<Vec<u8>> {
+    let mut text = Vec::with_capacity(16 * 1024);
+    File::open(path)?.read_to_end(&mut text)?;
+    Ok(text)
 }
 
 /// The path in the line `0::` of `/proc/self/cgroup` (cgroups(7)).
