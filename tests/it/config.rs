@@ -33,7 +33,9 @@ fn printed(text: &str, options: &[&str]) -> String {
 }
 
 /// Every key, each with another value than its default.
-const ALL: &str = r#"[service]
+const ALL: &str = r#"name = "web-1"
+
+[service]
 command = ["/bin/service", "a b", "it's \"quoted\"", ""]
 working-directory = "/srv"
 environment = { LANG = "C", "odd name" = "a\nb" }
@@ -52,6 +54,7 @@ map = { SIGUSR1 = "SIGHUP", SIGRTMIN = "SIGRTMIN+2" }
 
 [containment]
 mode = "lineage"
+allow-keep = true
 
 [report]
 file = "/run/report.json"
@@ -66,15 +69,19 @@ fn check_prints_what_is_in_force_as_the_file_that_would_say_it() {
     let once = printed(ALL, &[]);
     assert_eq!(printed(&once, &[]), once);
     assert!(!once.contains("not set"), "{once}");
-    for line in ["target = \"group\"", "timeout = \"500ms\"", "mode = \"lineage\"", "level = \"debug\""] {
+    for line in
+        ["target = \"group\"", "timeout = \"500ms\"", "mode = \"lineage\"", "allow-keep = true", "level = \"debug\""]
+    {
         assert!(once.contains(&format!("{line}\n")), "{line} in\n{once}");
     }
+    assert!(once.starts_with("name = \"web-1\"\n\n[service]\n"), "{once}");
     assert!(once.contains(r#"signal = "SIGRTMIN+3""#) && once.contains(r#"success-exit-status = [3, 143, "SIGHUP"]"#));
 }
 
 #[test]
 fn check_of_nothing_prints_the_defaults() {
     let defaults = printed("", &[]);
+    assert!(defaults.starts_with("# name: not set\n\n[service]\n"), "{defaults}");
     let wanted = [
         ("# command: not set", "service"),
         ("# timeout: not set", "service"),
@@ -84,6 +91,7 @@ fn check_of_nothing_prints_the_defaults() {
         ("leftover-timeout = \"2s\"", "stop"),
         ("kill-timeout = \"5s\"", "stop"),
         ("mode = \"auto\"", "containment"),
+        ("allow-keep = false", "containment"),
         ("# file: not set", "report"),
         ("level = \"info\"", "log"),
     ];
@@ -128,6 +136,7 @@ fn the_command_line_wins_over_the_file() {
         ("--leftover-timeout=4s", "leftover-timeout = \"4s\""),
         ("--timeout=5s", "timeout = \"5s\""),
         ("--containment=auto", "mode = \"auto\""),
+        ("--name=web", "name = \"web\""),
         ("--success-exit-status=9,KILL", "success-exit-status = [9, \"SIGKILL\"]"),
         ("--report=/elsewhere", "file = \"/elsewhere\""),
         ("--log-format=text", "format = \"text\""),
@@ -325,14 +334,15 @@ fn a_file() -> impl Strategy<Value = String> {
     let words = |words: &'static [&'static str]| a_quoted(select(words).prop_map(str::to_owned));
     let others = (
         a_line("map", map),
-        a_line("mode", words(&["auto", "lineage"])),
+        a_line("mode", words(&["auto", "lineage", "cgroup", "pidns"])),
+        a_line("name", words(&["web", "getty@tty1", "0.a_b:c"])),
         a_line("file", a_quoted(a_word().prop_filter("a path", |path| !path.is_empty()))),
         a_line("format", words(&["auto", "text", "json"])),
         a_line("level", words(&["error", "warn", "info", "debug", "trace"])),
     );
-    (a_service(), stop, others).prop_map(|(service, (a, b, c, d, e), (map, mode, file, format, level))| {
+    (a_service(), stop, others).prop_map(|(service, (a, b, c, d, e), (map, mode, name, file, format, level))| {
         format!(
-            "{service}[stop]\n{a}{b}{c}{d}{e}[signals]\n{map}[containment]\n{mode}[report]\n{file}[log]\n{format}{level}"
+            "{name}{service}[stop]\n{a}{b}{c}{d}{e}[signals]\n{map}[containment]\n{mode}[report]\n{file}[log]\n{format}{level}"
         )
     })
 }

@@ -62,7 +62,7 @@ fn an_unknown_key_is_refused_with_the_nearest_known_one() {
         ("[log]\nlevle = 'info'\n", 2, "log.levle", "did you mean `level`?"),
         ("[log]\nzzz = 1\n", 2, "log.zzz", "known here: format, level"),
         ("[stopp]\ntimeout = '1s'\n", 1, "stopp", "did you mean `stop`?"),
-        ("[xyzzy]\n", 1, "xyzzy", "known here: service, stop, signals, containment, report, log"),
+        ("[xyzzy]\n", 1, "xyzzy", "known here: name, service, stop, signals, containment, report, log"),
         ("service.command = ['true']\nlogs.level = 'info'\n", 2, "logs", "did you mean `log`?"),
         ("timeout = '1s'\n", 1, "timeout", "unknown key"),
     ];
@@ -86,7 +86,14 @@ fn a_value_that_cannot_be_is_refused_with_what_can() {
         ("[stop]\nsignal = 0\n", 2, "stop.signal", "\"0\" is not a signal"),
         ("[stop]\nsignal = 'SIGRTMIN+31'\n", 2, "stop.signal", "\"SIGRTMIN+31\" is not a signal"),
         ("[stop]\ntarget = 'everybody'\n", 2, "stop.target", "write one of \"main\", \"group\", \"tree\""),
-        ("[containment]\nmode = 'docker'\n", 2, "containment.mode", "write one of \"auto\", \"lineage\""),
+        (
+            "[containment]\nmode = 'docker'\n",
+            2,
+            "containment.mode",
+            "write one of \"auto\", \"lineage\", \"cgroup\", \"pidns\"",
+        ),
+        ("[containment]\nallow-keep = 'yes'\n", 2, "containment.allow-keep", "must be true or false"),
+        ("name = '../x'\n", 1, "name", "is not a name"),
         ("[log]\nformat = 'xml'\n", 2, "log.format", "write one of \"auto\", \"text\", \"json\""),
         ("[log]\nlevel = 'loud'\n", 2, "log.level", "write one of \"error\", \"warn\""),
         ("[report]\nfile = ''\n", 2, "report.file", "write a path or leave the key out"),
@@ -180,8 +187,9 @@ const KINDS: [(&str, &str); 7] = [
 /// Every key that there is, by section, from what the product prints.
 fn known_keys() -> BTreeMap<String, Vec<String>> {
     let printed = Settings::default().in_force().to_string();
-    let mut keys: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    // What stands above the first section is in none.
     let mut section = String::new();
+    let mut keys = BTreeMap::from([(section.clone(), Vec::<String>::new())]);
     for line in printed.lines().filter(|line| !line.is_empty()) {
         if let Some(name) = line.strip_prefix('[') {
             section = name.trim_end_matches(']').to_owned();
@@ -205,10 +213,13 @@ fn known_here(text: &str) -> Vec<String> {
 #[test]
 fn check_prints_every_key_that_the_reader_knows() {
     let printed = known_keys();
-    let mut sections = known_here("'~' = 1\n");
-    sections.sort();
-    assert_eq!(printed.keys().collect::<Vec<_>>(), sections.iter().collect::<Vec<_>>());
-    for (section, keys) in printed {
+    let mut top = known_here("'~' = 1\n");
+    top.sort();
+    let mut told: Vec<String> = printed.keys().filter(|section| !section.is_empty()).cloned().collect();
+    told.extend(printed[""].clone());
+    told.sort();
+    assert_eq!(told, top);
+    for (section, keys) in printed.into_iter().filter(|(section, _)| !section.is_empty()) {
         assert_eq!(known_here(&format!("[{section}]\n'~' = 1\n")), keys, "{section}");
     }
 }
@@ -219,19 +230,24 @@ fn no_key_takes_a_value_of_a_wrong_kind() {
         for key in keys {
             for (kind, value) in KINDS {
                 // Each of these is wrong in its own way even where the kind is right, except where any string will do.
-                let any_string = ["working-directory", "file"].contains(&key.as_str());
-                if any_string && kind == "a string" {
+                let any_string = ["working-directory", "file", "name"].contains(&key.as_str());
+                if any_string && kind == "a string" || key == "allow-keep" && kind == "a boolean" {
                     continue;
                 }
-                let text = format!("\n[{section}]\n\n{key} = {value}\n");
+                let (head, begin) = if section.is_empty() {
+                    (String::new(), format!("{key}: "))
+                } else {
+                    (format!("[{section}]"), format!("{section}.{key}: "))
+                };
+                let text = format!("\n{head}\n\n{key} = {value}\n");
                 let refused = Settings::from_text(&text).expect_err(&text);
                 assert_eq!((refused.len(), refused[0].line), (1, 4), "{text}{refused:?}");
-                assert!(refused[0].text.starts_with(&format!("{section}.{key}: ")), "{text}{refused:?}");
+                assert!(refused[0].text.starts_with(&begin), "{text}{refused:?}");
             }
         }
     }
     for (kind, value) in KINDS.iter().filter(|(kind, _)| *kind != "a table") {
-        for section in known_keys().keys() {
+        for section in known_keys().keys().filter(|section| !section.is_empty()) {
             let refused = Settings::from_text(&format!("{section} = {value}\n")).expect_err(section);
             assert!(
                 refused[0].text.contains(&format!("write [{section}] and its keys below, not {kind}")),
@@ -284,7 +300,7 @@ fn a_wrong_option_starts_nothing_and_says_what_can_be_written() {
         (&["--map-signal", "USR1"], "write FROM=TO"),
         (&["--map-signal", "KILL=TERM"], "SIGKILL never comes in"),
         (&["--success-exit-status", "256"], "a number from 0 to 255"),
-        (&["--containment", "docker"], "possible values: auto, lineage"),
+        (&["--containment", "docker"], "possible values: auto, lineage, cgroup, pidns"),
         (&["--stop-timout", "7s"], "--stop-timeout"),
         (&["--timeout"], "a value is required"),
     ];
