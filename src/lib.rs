@@ -128,11 +128,19 @@ struct Found {
     inherited: Inherited,
     caller: Caller,
     oom_score: oom::Score,
+    /// Why there is none, though there should be.
+    why_no_guard: Option<io::Error>,
+}
+
+impl Found {
+    fn now(inherited: Inherited, oom_score: oom::Score) -> Found {
+        Found { clock: Clock::start(), inherited, caller: Caller::ourselves(), oom_score, why_no_guard: None }
+    }
 }
 
 /// Splits into guard and supervisor, where there is to be a guard.
 fn guarded(inherited: Inherited, request: Request) -> Result<u8, Refused> {
-    let found = Found { clock: Clock::start(), inherited, caller: Caller::ourselves(), oom_score: oom::lower() };
+    let found = Found::now(inherited, oom::lower());
     let must = request.guard() == GuardMode::On;
     let is_wanted = must || request.guard() == GuardMode::Auto && nix::unistd::getpid().as_raw() != 1;
     let (guarded, why_not) = match is_wanted.then(|| guard::fork(Group::Own)) {
@@ -147,12 +155,10 @@ fn guarded(inherited: Inherited, request: Request) -> Result<u8, Refused> {
     };
     let config = request.settings_to_run()?.in_force();
     log::start(config.log_format, config.log_level);
-    if let Some(why) = why_not {
-        if must {
-            return Ok(unable("make the guard", &why));
-        }
-        warn!("there is no guard, so nobody cleans up if supervise is killed: {}", log::reason(&why));
+    if let (Some(why), true) = (&why_not, must) {
+        return Ok(unable("make the guard", why));
     }
+    let found = Found { why_no_guard: why_not, ..found };
     Ok(begin(found, guarded, config).unwrap_or_else(|code| code))
 }
 
@@ -313,10 +319,13 @@ fn supervise(
     mut report: Option<Destination>,
     swept: Left,
 ) -> Result<u8, u8> {
-    let Found { clock, inherited, caller, oom_score } = found;
+    let Found { clock, inherited, caller, oom_score, why_no_guard } = found;
     let mut containment = contain()?;
     let mut events = open_events(clock, guarded.as_ref())?;
     hold(&mut containment, &config, &record.invocation)?;
+    if let Some(why) = why_no_guard {
+        warn!("there is no guard, so nobody cleans up if supervise is killed: {}", log::reason(&why));
+    }
     if config.allow_keep {
         containment.allow_keep();
     }

@@ -13,9 +13,9 @@ use std::io::{self, Write};
 use std::mem::ManuallyDrop;
 use std::os::fd::FromRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::SystemTime;
-use tracing::{Event, Level, Subscriber};
+use tracing::{Event, Level, Subscriber, info};
 use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
 use tracing_subscriber::fmt::{FmtContext, MakeWriter};
 use tracing_subscriber::registry::LookupSpan;
@@ -36,6 +36,25 @@ pub fn start(format: LogFormat, level: Level) {
     };
     // An error says that there is a log already.
     drop(done);
+}
+
+/// Something that is said once in the life of the program, however often it is so.
+#[derive(Debug, Default)]
+pub struct Once(AtomicBool);
+
+impl Once {
+    /// Not said yet.
+    pub const fn new() -> Once {
+        Once(AtomicBool::new(false))
+    }
+
+    /// Says it, if it was not said. What the kernel or a sandbox does not have is no fault: this is for people who wonder why a
+    /// promise is smaller here.
+    pub fn say(&self, text: impl FnOnce() -> String) {
+        if !self.0.swap(true, Ordering::Relaxed) {
+            info!("{}", text());
+        }
+    }
 }
 
 /// Why a system call failed, in the C library's words.

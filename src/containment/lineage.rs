@@ -16,6 +16,7 @@ use super::keep::Keep;
 use super::leftover::Leftovers;
 use super::send::{kill, nobody_else_in_the_namespace, send};
 use super::walk::Finder;
+use crate::log::Once;
 use crate::process::proc::{Process, Stat, Unusable};
 use crate::process::reap::{Left, has_child_in_group};
 use crate::process::terminal::Placement;
@@ -343,7 +344,16 @@ impl Lineage {
     fn signal_blindly(&self, why: Unusable, signals: &[Signal]) {
         let group = self.service_group.filter(|group| has_child_in_group(*group));
         let target = if self.finder.is_init() { Some(-1) } else { group.map(|group| -group) };
-        tracing::debug!(?why, "/proc cannot be used; signalling what can be signalled without it");
+        static SAID: Once = Once::new();
+        SAID.say(|| {
+            let why = match why {
+                Unusable::NotMounted => "/proc is not mounted",
+                Unusable::OtherNamespace => "/proc is of another pid namespace",
+            };
+            let whom =
+                if self.is_init() { "everybody in our pid namespace" } else { "the service's own process group" };
+            format!("{why}: nobody can be named, and {whom} is all that can be ended")
+        });
         for signal in signals {
             if let Some(target) = target {
                 kill(target, *signal);

@@ -6,6 +6,7 @@
 //! the next walk finds it: nothing here proves that nobody is left.
 
 use super::strangers::Strangers;
+use crate::log::Once;
 use crate::process::Pid;
 use crate::process::proc::{Proc, Process, Stat, Unusable};
 use crate::process::reap;
@@ -87,11 +88,17 @@ impl Finder {
 
     /// Our own children. Nobody reaps them but us, so the list is whole.
     fn all_children(&self) -> Vec<Pid> {
-        let listed = self.proc().ok().and_then(|proc| {
-            let process = proc.process(self.us).ok()?;
-            process.children(&process.stat().ok()?).ok()
-        });
-        listed.unwrap_or_else(|| self.scan().remove(&self.us).unwrap_or_default())
+        let Ok(proc) = self.proc() else { return vec![] };
+        let ourselves = hold(proc, self.us);
+        let listed = ourselves.map(|(process, stat)| process.children(&stat));
+        listed.and_then(Result::ok).unwrap_or_else(|| {
+            static SAID: Once = Once::new();
+            SAID.say(|| {
+                "this kernel lists no children (CONFIG_PROC_CHILDREN); they are looked for among all processes"
+                    .to_owned()
+            });
+            self.scan().remove(&self.us).unwrap_or_default()
+        })
     }
 
     /// Those of our children that are of the service.

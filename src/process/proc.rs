@@ -5,6 +5,7 @@
 //! was read and who is signalled cannot be two different processes.
 
 use super::Pid;
+use crate::log::{Once, reason};
 use crate::signal::Signal;
 use std::ffi::{CStr, CString, OsString};
 use std::fs::File;
@@ -255,6 +256,9 @@ impl Process {
         if is_the_answer || !self.is_held_by(pid) {
             return Err(error);
         }
+        static SAID: Once = Once::new();
+        let by_number = "processes are signalled by number, right after a look that it is still theirs";
+        SAID.say(|| format!("pidfd_send_signal cannot be used here ({}); {by_number}", reason(&error)));
         // Before Linux 5.1, or refused by a filter: by number, right after we saw that it is still this process's.
         // SAFETY: kill takes any number; this one is greater than 1.
         if pid > 1 && unsafe { libc::kill(pid, signal.number()) } == 0 {
