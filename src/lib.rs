@@ -259,8 +259,7 @@ fn sweep(
 /// The same, and nothing is started afterwards.
 fn sweep_by_hand(inherited: Inherited, config: Config) -> u8 {
     log::start(config.log_format, config.log_level);
-    let found =
-        Found { clock: Clock::start(), inherited, caller: Caller::ourselves(), oom_score: oom::Score::default() };
+    let found = Found::now(inherited, oom::Score::default());
     let mut report = find_report(&config);
     let record = record(&config, &report::invocation(), report.as_ref());
     let swept = config.name.as_ref().ok_or(cli::WRONG_USE).and_then(|name| enter(name, None)).and_then(|named| {

@@ -186,7 +186,7 @@ impl Containment {
             // With nobody being born there is time to read the names.
             held.cgroup.stop_births();
             self.lineage.name_before_the_kill(until);
-            self.lineage.tell_all_of_the_kill();
+            self.lineage.tell_of_the_kill(&held.cgroup.members().unwrap_or_default());
         }
         let killed = held.cgroup.kill();
         if let (true, Killed::OneByOne { refused, .. }) = (is_first, &killed) {

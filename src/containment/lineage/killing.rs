@@ -50,9 +50,9 @@ impl Lineage {
         }
     }
 
-    /// Notes that all were sent SIGKILL, by a way of its own.
-    pub fn tell_all_of_the_kill(&mut self) {
-        self.leftovers.tell_all(Signal::KILL);
+    /// Notes that these are sent SIGKILL, by a way of its own.
+    pub fn tell_of_the_kill(&mut self, members: &[Pid]) {
+        members.iter().for_each(|pid| self.leftovers.tell(*pid, Signal::KILL));
     }
 
     /// Each alone, and asked first: the price of exemptions is that a fork bomb gets the time for it.
