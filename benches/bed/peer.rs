@@ -39,6 +39,11 @@ impl Peer {
         Peer { program, ..self }
     }
 
+    /// The same, called with other options.
+    pub(crate) fn called(self, addition: &str, options: &'static [&'static str]) -> Self {
+        Peer { name: format!("{} {addition}", self.name), options, ..self }
+    }
+
     /// The command line that has it run `command`.
     pub(crate) fn running(&self, command: &[OsString]) -> Vec<OsString> {
         let options = self.options.iter().map(OsString::from);

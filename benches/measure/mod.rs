@@ -1,5 +1,6 @@
 //! What is measured.
 
+mod cgroup_bomb;
 mod early_stop;
 mod empty_stop;
 mod endings;
@@ -38,6 +39,11 @@ pub(crate) const MEASURES: &[Measure] = &[
     Measure { name: "mass", what: "1,200 orphans that die of SIGTERM", take: endings::mass },
     Measure { name: "chains", what: "64 fork-and-exit chains", take: endings::chains },
     Measure { name: "bomb", what: "a wide fork bomb, each process in its own session", take: endings::bomb },
+    Measure {
+        name: "cgroup-bomb",
+        what: "the same bomb in a cgroup, beside a bare cgroup.kill",
+        take: cgroup_bomb::take,
+    },
     Measure { name: "idle", what: "wake-ups while nothing happens", take: idle::wake_ups },
 ];
 

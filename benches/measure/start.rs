@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use crate::bed::Scene;
 use crate::bed::clock::now;
+use crate::bed::peer::Peer;
 use crate::bed::program::{Program, wait};
 use crate::bed::table::{Ratios, Table, median, quantile};
 
@@ -33,7 +34,8 @@ pub(super) fn take(scene: &Scene<'_>) -> io::Result<Vec<Table>> {
     let rounds = scene.rounds(400, 80);
     let command = [PathBuf::from(COMMAND).into_os_string()];
     let mut programs = vec![("bare".to_owned(), Program::new(command.to_vec())?)];
-    for peer in &scene.peers {
+    let peers = with_and_without(&scene.peers);
+    for peer in &peers {
         programs.push((peer.name.clone(), Program::new(peer.running(&command))?));
     }
     let mut samples: Vec<Samples> = programs.iter().map(|_| Samples::default()).collect();
@@ -54,10 +56,22 @@ pub(super) fn take(scene: &Scene<'_>) -> io::Result<Vec<Table>> {
             }
         }
     }
-    Ok(vec![tell(scene, rounds, &samples)])
+    Ok(vec![tell(&peers, rounds, &samples)])
 }
 
-fn tell(scene: &Scene<'_>, rounds: usize, samples: &[Samples]) -> Table {
+/// What of a start is the guard's, and what is the cgroup's.
+fn with_and_without(peers: &[Peer]) -> Vec<Peer> {
+    let ours = peers.iter().filter(|peer| peer.ours).cloned();
+    let parts = ours.flat_map(|peer| {
+        [
+            peer.clone().called("lineage", &["--containment", "lineage", "--"]),
+            peer.called("lineage, no guard", &["--guard", "off", "--containment", "lineage", "--"]),
+        ]
+    });
+    peers.iter().cloned().chain(parts).collect()
+}
+
+fn tell(peers: &[Peer], rounds: usize, samples: &[Samples]) -> Table {
     let title = format!("start: X -- {COMMAND}, {rounds} rounds, turn by turn; ratio to the best peer");
     let head = ["", "µs", "added", "ratio", "added, quick quarter", "ratio", "CPU µs added", "ratio", "faults added"];
     let mut table = Table::new(title, &head);
@@ -66,10 +80,10 @@ fn tell(scene: &Scene<'_>, rounds: usize, samples: &[Samples]) -> Table {
     };
     let figures: [fn(&Samples) -> f64; 3] =
         [|of| median(&of.wall), |of| quantile(&of.wall, 0.25), |of| median(&of.cpu)];
-    let ours = scene.peers.iter().map(|peer| peer.ours);
+    let ours = peers.iter().map(|peer| peer.ours);
     let ratios = figures.map(|figure| Ratios::to_best(rest.iter().map(|of| of.beyond(bare, figure)).zip(ours.clone())));
     table.row(["bare".to_owned(), format!("{:.0}", median(&bare.wall))]);
-    for (peer, of) in scene.peers.iter().zip(rest) {
+    for (peer, of) in peers.iter().zip(rest) {
         let mut row = vec![peer.name.clone(), format!("{:.0}", median(&of.wall))];
         for (figure, ratio) in figures.iter().zip(&ratios) {
             let added = of.beyond(bare, figure);
