@@ -236,6 +236,9 @@ impl Cgroup {
     /// # Errors
     /// EBUSY when somebody is in it; EACCES when a member that had more rights than we have made something in it.
     pub fn remove(&self) -> io::Result<()> {
+        if self.is_removed_at_once() {
+            return Ok(());
+        }
         // Fails where the file is not there, and then there is nothing to undo.
         _ = self.write(c"cgroup.freeze", "0");
         _ = self.write(c"pids.max", "max");
@@ -243,6 +246,14 @@ impl Cgroup {
         let below = subtree::remove_below(self.descriptor());
         // What is in the way says more than that something is.
         subtree::remove_empty(above.as_fd(), &name).map_err(|why| below.err().unwrap_or(why))
+    }
+
+    /// The usual case, cheaply: it is empty, has none below it, and the name that we know is its own, as a UUID is in it.
+    fn is_removed_at_once(&self) -> bool {
+        let name = self.path.file_name().filter(|name| is_ours(name));
+        let name = name.and_then(|name| CString::new(name.as_bytes()).ok());
+        let above = subtree::open_directory(self.descriptor(), c"..").ok();
+        name.zip(above).is_some_and(|(name, above)| subtree::remove_empty(above.as_fd(), &name).is_ok())
     }
 
     /// Where its members are listed. In a threaded cgroup the processes are not, and its threads stand for them: it is one

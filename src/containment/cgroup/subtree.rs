@@ -29,9 +29,18 @@ pub(super) fn open_file(cgroup: BorrowedFd<'_>, name: &CStr, how: OFlag) -> io::
 }
 
 pub(super) fn read(cgroup: BorrowedFd<'_>, name: &CStr) -> io::Result<Vec<u8>> {
-    let mut text = Vec::with_capacity(4096);
-    File::from(open_file(cgroup, name, OFlag::O_RDONLY)?).read_to_end(&mut text)?;
-    Ok(text)
+    let mut file = File::from(open_file(cgroup, name, OFlag::O_RDONLY)?);
+    let mut text = Vec::new();
+    // The kernel knows no size beforehand for which the standard library could ask.
+    loop {
+        let length = text.len();
+        text.resize(length + 4096, 0);
+        let more = file.read(&mut text[length..])?;
+        text.truncate(length + more);
+        if more == 0 {
+            return Ok(text);
+        }
+    }
 }
 
 pub(super) fn write(cgroup: BorrowedFd<'_>, name: &CStr, value: &str) -> io::Result<()> {
