@@ -3,6 +3,7 @@
 use crate::config::SuccessStatus;
 use crate::effects::Outcome;
 use crate::guard::{End, Lost};
+use crate::process::terminal::{Caller, Terminal};
 use crate::report::{self, Destination, Left, Record, Run};
 use crate::supervisor::Verdict;
 use crate::{cli, log};
@@ -83,6 +84,8 @@ pub fn mirror(end: End) -> u8 {
 }
 
 fn told_in_its_place(lost: Lost) -> u8 {
+    // The supervisor had lent it to the service.
+    Terminal::find(Caller::ourselves()).take_back(None);
     let Some(record) = Record::from_text(&lost.record) else {
         log::start(Default::default(), Level::INFO);
         error!("the supervisor {} before it had begun", lost.exit);
