@@ -101,7 +101,7 @@ struct Options {
     #[arg(short, long, value_name = "NAME", global = true)]
     name: Option<Name>,
     /// Whether a second process of ours cleans up when the first is killed [default: auto]
-    #[arg(long, value_name = "MODE", value_enum)]
+    #[arg(long, value_name = "MODE", value_enum, global = true)]
     guard: Option<GuardMode>,
     /// What holds the processes of the service together [default: auto]
     #[arg(long, value_name = "MODE", value_enum, global = true)]

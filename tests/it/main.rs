@@ -15,6 +15,7 @@ mod harness_terminal;
 mod house;
 mod life;
 mod log;
+mod manual;
 mod pid_one;
 mod real;
 mod refused;
