@@ -49,7 +49,7 @@ fn the_manual_is_formatted_without_a_warning() {
     if !need_program("groff") {
         return;
     }
-    let output = Command::new("groff").args(["-man", "-ww", "-Tutf8"]).arg(page()).output().unwrap();
+    let output = Command::new("groff").args(["-man", "-ww", "-Tutf8", "-P-cbou"]).arg(page()).output().unwrap();
     assert!(output.status.success() && output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(String::from_utf8_lossy(&output.stdout).contains("NAMED RUNS"));
 }
