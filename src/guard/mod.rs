@@ -12,24 +12,22 @@
 //! report) is the caller's, with what the supervisor has told.
 
 pub mod link;
+mod split;
+
+pub use split::{Group, Guarded, Role, fork, hand_over};
 
 use crate::containment::Containment;
 use crate::containment::cgroup::Cgroup;
 use crate::containment::leftover::Leftovers;
-use crate::containment::lineage::Lineage;
 use crate::process::reap::{Change, Left, reap};
 use crate::process::signals::{SignalSource, queue};
 use crate::process::terminal::suspend;
-use crate::process::{Pid, descriptors, memory, title};
+use crate::process::{Pid, descriptors, memory};
 use crate::signal::Signal;
 use crate::supervisor::exit::Exit;
-use link::{Contained, GuardEnd, Link, Message};
-use std::io;
+use link::{Contained, GuardEnd, Message};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
-
-/// The supervisor's name beside the guard's.
-const NAME: &std::ffi::CStr = c"supervisor";
 
 /// How long a run lasts before the memory of the start is given back.
 const SETTLED: Duration = Duration::from_millis(200);
@@ -40,33 +38,6 @@ const ALL_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Between two looks while nobody dies, with doubling.
 const PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(500)];
-
-/// Which of the two this process is.
-#[derive(Debug)]
-pub enum Role {
-    /// The guard; to be told to watch.
-    Guard(Box<Guard>),
-    /// The supervisor, and its link to the guard.
-    Supervisor(Guarded),
-}
-
-/// What the supervisor has of its guard.
-#[derive(Debug)]
-pub struct Guarded {
-    /// The way to it.
-    pub link: Link,
-    /// Its number; 0 when it is outside of our pid namespace.
-    pub pid: Pid,
-}
-
-impl Guarded {
-    /// Lets a guard go on that stops when nobody is to continue it any more. Out of our pid namespace it cannot be reached.
-    pub fn resume(&self) {
-        let is_ours = self.pid > 1 && nix::unistd::getppid().as_raw() == self.pid;
-        // SAFETY: our parent, which cannot be another's number while it is that.
-        unsafe { if is_ours { libc::kill(self.pid, libc::SIGCONT) } else { 0 } };
-    }
-}
 
 /// See the module.
 #[derive(Debug)]
@@ -107,78 +78,13 @@ pub struct Lost {
     pub survivors: bool,
 }
 
-/// In which process group the supervisor lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Group {
-    /// Its own: who kills our group does not kill both of us.
-    Own,
-    /// The caller's: as PID 1 of a namespace it takes all with it, and outside of ours no group of that can be named.
-    Callers,
-}
-
-/// Makes the supervisor; both go on from here.
-///
-/// # Errors
-/// When the kernel has no process or no descriptors for it, or a filter refuses.
-pub fn fork(group: Group) -> io::Result<Role> {
-    let signals = SignalSource::open(None)?;
-    let mut tree = Containment::new(Lineage::enter()?);
-    let (link, supervisors_end) = link::pair()?;
-    let guard = nix::unistd::getpid().as_raw();
-    // SAFETY: there is one thread, so the child finds every lock free.
-    match unsafe { libc::fork() } {
-        -1 => Err(io::Error::last_os_error()),
-        0 => {
-            drop((link, signals, tree));
-            become_supervisor(group);
-            let pid = if group == Group::Own { guard } else { 0 };
-            Ok(Role::Supervisor(Guarded { link: supervisors_end, pid }))
-        }
-        supervisor => {
-            tree.guards(supervisor, false);
-            let (contained, record, locks) = (Contained::default(), (vec![], None), vec![]);
-            let guard = Guard { supervisor, link, signals, tree, contained, record, locks, silent: false };
-            Ok(Role::Guard(Box::new(guard)))
-        }
-    }
-}
-
-fn become_supervisor(group: Group) {
-    title::change(NAME);
-    // SAFETY: our own group and a constant option. A stopped process would not see its guard's death; a SIGCONT past the guard
-    // is dropped. The group may be refused to nobody but a session's leader, which a new process is not.
-    unsafe {
-        if group == Group::Own {
-            libc::setpgid(0, 0);
-        }
-        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGCONT);
-    }
-}
-
-/// Makes a child of ours the supervisor that the guard watches over; we are gone afterwards. The child goes on from here.
-///
-/// # Errors
-/// When the kernel has no process.
-pub fn hand_over(guarded: Guarded, callers_group: Pid) -> io::Result<Guarded> {
-    // SAFETY: it moves us alone, and may be refused when nobody is in that group any more; then we stay where we are. There
-    // is one thread, so the child finds every lock free.
-    let child = unsafe {
-        libc::setpgid(0, callers_group);
-        libc::fork()
-    };
-    match child {
-        -1 => Err(io::Error::last_os_error()),
-        // Seen from inside a new pid namespace, what is outside has no number.
-        0 => Ok(Guarded { link: guarded.link, pid: 0 }),
-        successor => {
-            guarded.link.successor(successor);
-            // SAFETY: ends this process at once; nothing of the child's is flushed twice.
-            unsafe { libc::_exit(0) }
-        }
-    }
-}
-
 impl Guard {
+    fn over(supervisor: Pid, link: GuardEnd, signals: SignalSource, mut tree: Containment) -> Guard {
+        tree.guards(supervisor, false);
+        let (contained, record, locks) = (Contained::default(), (vec![], None), vec![]);
+        Guard { supervisor, link, signals, tree, contained, record, locks, silent: false }
+    }
+
     /// Watches over the supervisor to its end.
     pub fn watch(mut self) -> End {
         descriptors::release(&[self.link.as_raw_fd(), self.signals.as_raw_fd()]);
