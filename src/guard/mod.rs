@@ -39,6 +39,9 @@ const ALL_PATIENCE: Duration = Duration::from_secs(60);
 /// Between two looks while nobody dies, with doubling.
 const PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(500)];
 
+/// The most dead that are taken before something else is done.
+const MOST_AT_ONCE: usize = 10_000;
+
 /// See the module.
 #[derive(Debug)]
 pub struct Guard {
@@ -106,7 +109,7 @@ impl Guard {
                 }
             });
             self.listen();
-            let ended = self.reap();
+            let (_, ended) = self.reap();
             // What was told before that end: another may be the supervisor by now.
             self.listen();
             match ended.into_iter().find(|(pid, _)| *pid == self.supervisor) {
@@ -151,19 +154,25 @@ impl Guard {
         }
     }
 
-    fn reap(&mut self) -> Vec<(Pid, Exit)> {
+    /// Takes those that are dead, the supervisor perhaps among them.
+    fn reap(&mut self) -> (Left, Vec<(Pid, Exit)>) {
         let mut ended = vec![];
-        reap(|change| {
-            if let Change::Ended(pid, exit) = change {
-                self.tree.reaped(pid, exit);
-                ended.push((pid, exit));
+        loop {
+            let left = reap(|change| {
+                if let Change::Ended(pid, exit) = change {
+                    self.tree.reaped(pid, exit);
+                    ended.push((pid, exit));
+                }
+            });
+            if left != Left::More || ended.len() > MOST_AT_ONCE {
+                return (left, ended);
             }
-        });
-        ended
+        }
     }
 
     /// Kills until nobody is left.
     fn take_over(mut self, exit: Exit) -> Lost {
+        self.silent = true;
         let survivors = !self.kill_all();
         if survivors {
             self.tree.name_survivors();
@@ -179,26 +188,20 @@ impl Guard {
         let [shortest, longest] = PAUSES;
         let mut pause = shortest;
         loop {
-            let mut died = false;
-            let left = reap(|change| {
-                if let Change::Ended(pid, exit) = change {
-                    died = true;
-                    self.tree.reaped(pid, exit);
-                }
-            });
+            // Before the dead are taken: who dies afterwards wakes us. Requests to end come too late.
+            let _ = self.signals.drain(|_| {});
+            let (left, died) = self.reap();
             if self.tree.is_empty(left) {
                 return true;
             }
-            if died {
+            if !died.is_empty() {
                 (until, pause) = (Instant::now() + PATIENCE, shortest);
             }
             if Instant::now() >= until.min(at_last) {
                 return false;
             }
+            self.tree.kill_tree(at_last);
             if left != Left::More {
-                self.tree.kill_tree(at_last);
-                // Whatever wakes us, a death or a signal that comes too late: the next round looks.
-                let _ = self.signals.drain(|_| {});
                 self.sleep(Some(Instant::now() + pause));
                 pause = (pause * 2).min(longest);
             }
