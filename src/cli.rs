@@ -44,7 +44,7 @@ executed; 127 it was not found.";
     name = "supervise",
     version,
     about = "Runs a service and leaves nothing of it behind",
-    override_usage = "supervise [OPTIONS] -- COMMAND [ARG]...\n       supervise [OPTIONS] -c FILE [-- COMMAND [ARG]...]\n       supervise check [-c FILE]\n       supervise sweep NAME\n       supervise keep -- COMMAND [ARG]...",
+    override_usage = "supervise [OPTIONS] -- COMMAND [ARG]...\n       supervise [OPTIONS] -c FILE [-- COMMAND [ARG]...]\n       supervise check [-c FILE]\n       supervise sweep NAME\n       supervise keep -- COMMAND [ARG]...\n       supervise doctor [--json]",
     after_help = AFTER_HELP,
     disable_help_subcommand = true
 )]
@@ -77,6 +77,12 @@ enum Verb {
         /// The name that was given with --name
         #[arg(value_name = "NAME")]
         whose: Name,
+    },
+    /// Say what this kernel, container and user can offer, and what is left when something is killed
+    Doctor {
+        /// As data, for programs
+        #[arg(long)]
+        json: bool,
     },
 }
 
@@ -149,6 +155,11 @@ pub enum Asked {
     Keep(Vec<OsString>),
     /// End what earlier runs left.
     Sweep(Request),
+    /// Say what can be had here.
+    Doctor {
+        /// For programs.
+        json: bool,
+    },
     /// Nothing more to do than to print this on standard output (help, version).
     Print(String),
 }
@@ -183,6 +194,7 @@ pub fn read(arguments: &[OsString]) -> Result<Asked, Refused> {
             let options = Options { name: Some(whose), ..options };
             Ok(Asked::Sweep(Request { options, command: vec![] }))
         }
+        Ok(Typed { verb: Some(Verb::Doctor { json }), .. }) => Ok(Asked::Doctor { json }),
         Ok(Typed { options, command, verb: None }) => Ok(Asked::Run(Request { options, command })),
         Err(error) if error.use_stderr() => {
             Err(Refused { text: explain(&error, arguments), log_format: LogFormat::default() })

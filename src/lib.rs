@@ -32,6 +32,7 @@
 //! | [`report`] | the line for people, the file for programs, the masking of secrets |
 //! | [`named`] | a named run: the only one of its name, after what earlier ones left is gone |
 //! | [`runtime`] | the lock of a named run, and the record of what may be left of earlier ones |
+//! | [`doctor`] | what can be had here, and what that promises |
 //! | [`log`] | the log, which never blocks |
 //! | [`signal`] | the names of signals |
 //!
@@ -54,6 +55,7 @@ pub mod aftermath;
 pub mod cli;
 pub mod config;
 pub mod containment;
+pub mod doctor;
 pub mod effects;
 pub mod event_loop;
 pub mod guard;
@@ -93,6 +95,7 @@ pub fn run(inherited: Inherited, arguments: &[OsString]) -> u8 {
         Ok(Asked::Check(request)) => request.settings().map(|settings| print(&settings.in_force().to_string())),
         Ok(Asked::Keep(command)) => Ok(keep(inherited, command)),
         Ok(Asked::Sweep(request)) => request.settings().map(|settings| sweep_by_hand(inherited, settings.in_force())),
+        Ok(Asked::Doctor { json }) => Ok(print(&doctor::examine(json))),
         Ok(Asked::Print(text)) => Ok(print(&text)),
         Err(refused) => Err(refused),
     };

@@ -2,6 +2,7 @@
 //! close-on-exec and never stand on 0, 1 or 2.
 
 use std::fs;
+use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 
@@ -98,6 +99,18 @@ fn close_between(first: RawFd, last: RawFd) {
             // SAFETY: as above. The descriptor that listed them may be among them: it is closed by now (EBADF).
             unsafe { libc::close(fd) };
         }
+    }
+}
+
+/// Whether many can be closed by one call (close_range(2)).
+///
+/// # Errors
+/// ENOSYS before Linux 5.9; EPERM, or another, when a filter refuses it.
+pub fn can_close_ranges() -> io::Result<()> {
+    // SAFETY: no descriptor has such a number.
+    match unsafe { libc::syscall(libc::SYS_close_range, u32::MAX, u32::MAX, 0) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

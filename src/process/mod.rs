@@ -9,6 +9,7 @@ pub mod marks;
 pub mod memory;
 pub mod names;
 pub mod oom;
+pub mod privileges;
 pub mod proc;
 mod reader;
 pub mod reap;

@@ -5,13 +5,13 @@
 
 use std::ffi::CStr;
 use std::fs::OpenOptions;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 
 const FILE: &CStr = c"/proc/self/oom_score_adj";
 
 /// Low enough for all others to go first. Not -1000, which is "never": whatever of ours could not raise it again would be
 /// spared as well.
-const OURS: i16 = -900;
+pub const OURS: i16 = -900;
 
 /// The score that the service is to have: as text, made before the fork. Nothing when it is as it was.
 #[derive(Clone, Debug, Default)]
@@ -28,6 +28,15 @@ pub fn lower() -> Score {
         Some(was) if was > OURS && file.write_all(OURS.to_string().as_bytes()).is_ok() => Score(Some(was.to_string())),
         _ => Score::default(),
     }
+}
+
+/// Our score of the moment.
+///
+/// # Errors
+/// When there is no `/proc` to read it in.
+pub fn find() -> io::Result<i16> {
+    let text = std::fs::read_to_string(FILE.to_str().unwrap_or_default())?;
+    text.trim().parse().map_err(io::Error::other)
 }
 
 impl Score {

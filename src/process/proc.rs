@@ -268,6 +268,19 @@ impl Process {
         }
     }
 
+    /// Whether signals can be sent to this very process, and not by its number only.
+    ///
+    /// # Errors
+    /// ENOSYS before Linux 5.1, EPERM when a filter refuses it or the process is not ours to signal, ESRCH when it is gone.
+    pub fn takes_signals(&self) -> io::Result<()> {
+        let null = std::ptr::null::<libc::siginfo_t>();
+        // SAFETY: signal 0 asks only.
+        match unsafe { libc::syscall(libc::SYS_pidfd_send_signal, self.directory.as_raw_fd(), 0, null, 0) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
     /// True while the number is still its own.
     fn is_held_by(&self, pid: Pid) -> bool {
         self.stat().is_ok_and(|stat| stat.pid == pid)
@@ -275,11 +288,11 @@ impl Process {
 
     /// True while it is not reaped.
     pub fn exists(&self) -> bool {
-        let null = std::ptr::null::<libc::siginfo_t>();
-        // SAFETY: signal 0 asks only.
-        let asked = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, self.directory.as_raw_fd(), 0, null, 0) };
         // Whoever may not be signalled exists; whether the call is there at all is asked of stat.
-        asked == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH) && self.read(c"stat").is_ok()
+        match self.takes_signals() {
+            Ok(()) => true,
+            Err(why) => why.raw_os_error() != Some(libc::ESRCH) && self.read(c"stat").is_ok(),
+        }
     }
 
     fn read(&self, name: &CStr) -> io::Result<Vec<u8>> {

@@ -343,7 +343,7 @@ const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 ///
 /// # Errors
 /// When the kernel knows no such call, or a filter refuses it, or the cgroup may not be entered.
-fn fork_into(cgroup: BorrowedFd<'_>) -> io::Result<Pid> {
+pub fn fork_into(cgroup: BorrowedFd<'_>) -> io::Result<Pid> {
     // SAFETY: all zero is a valid clone_args.
     let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
     arguments.flags = CLONE_INTO_CGROUP;

@@ -8,9 +8,11 @@
 
 mod name;
 mod place;
+mod probe;
 mod state;
 
 pub use name::{Name, NotAName};
+pub use probe::probe;
 pub use state::{Identity, Invocation};
 
 use crate::log::reason;

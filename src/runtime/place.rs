@@ -55,6 +55,11 @@ fn make_one(above: &OwnedFd, part: &CStr, path: &Path, owner: u32) -> Result<Own
     {
         return Err(without("make", path, why.into()));
     }
+    open_directory(above, part, path, owner)
+}
+
+/// Opens a directory if it is ours alone.
+pub(super) fn open_directory(above: &OwnedFd, part: &CStr, path: &Path, owner: u32) -> Result<OwnedFd, Failure> {
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let directory = match openat(above, part, flags, Mode::empty()) {
         Ok(directory) => directory,
@@ -81,7 +86,7 @@ fn not_ours(path: &Path, why: &str) -> Failure {
     Failure::Refused(Refused::NotOurs(text))
 }
 
-fn without(what: &str, path: &Path, why: io::Error) -> Failure {
+pub(super) fn without(what: &str, path: &Path, why: io::Error) -> Failure {
     Failure::Without(format!("cannot {what} {}: {}", path.display(), reason(&why)))
 }
 

@@ -9,6 +9,7 @@ mod command;
 mod config;
 mod config_example;
 mod config_refused;
+mod doctor;
 mod end;
 mod harness;
 mod harness_terminal;

@@ -4,7 +4,7 @@
 //! another's at any time. So only who is proven to be one of them is touched, and each is held by its directory in `/proc`
 //! while it is signalled. The proofs, of which one is enough:
 //!
-//! * *mark*: its environment names an earlier invocation, or this very run's name ([`proof`]);
+//! * *mark*: its environment names an earlier invocation, or this very run's name (`proof`);
 //! * *record*: it is the recorded main process or in the session which that one still leads, or the recorded supervisor;
 //! * *cgroup*: it is in the recorded cgroup;
 //! * *descent*: its parent is one of them.
