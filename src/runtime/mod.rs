@@ -10,6 +10,8 @@ mod name;
 mod place;
 mod probe;
 mod state;
+#[cfg(test)]
+pub(crate) mod tests;
 
 pub use name::{Name, NotAName};
 pub use probe::probe;

@@ -15,6 +15,8 @@
 mod ends;
 mod members;
 mod proof;
+#[cfg(test)]
+mod tests;
 
 use super::leftover::Leftovers;
 use super::walk::hold;
