@@ -3,8 +3,8 @@
 use crate::containment::Containment;
 use crate::containment::leftover::Leftovers;
 use crate::containment::sweep::{Found, Sweep};
-use crate::guard::Guarded;
 use crate::guard::link::{Answer, Contained};
+use crate::guard::{self, Guarded};
 use crate::named::Named;
 use crate::process::reap::{Change, Left, reap};
 use crate::process::signals::{Inherited, Received};
@@ -87,6 +87,8 @@ pub struct Effects {
     hung_up: bool,
     /// The leftovers of earlier invocations, while they are what the core is about.
     sweep: Option<Sweep>,
+    /// Whether survivors were looked for and nobody was found.
+    looked_in_vain: bool,
     verdict: Option<Verdict>,
     start_error: Option<StartError>,
     service_ended: Option<Time>,
@@ -121,6 +123,7 @@ impl Effects {
             suspending: false,
             hung_up: false,
             sweep: None,
+            looked_in_vain: false,
             verdict: None,
             start_error: None,
             service_ended: None,
@@ -148,6 +151,7 @@ impl Effects {
         self.kept.extend(report.as_ref().map(AsRawFd::as_raw_fd));
         let Means { guarded, containment, named, .. } = &self.means;
         if let Some(Guarded { link, .. }) = guarded {
+            guard::outlive();
             let own_session = !self.means.terminal.has_job_control();
             let contained = Contained { own_session, allow_keep: containment.allows_keep() };
             link.contained(contained, containment.for_the_guard());
@@ -182,7 +186,7 @@ impl Effects {
             Action::Resume => self.resume(),
             Action::TerminateLeftovers(until) => self.terminate_leftovers(self.means.clock.instant(until)),
             Action::KillTree(until) => self.kill_tree(self.means.clock.instant(until)),
-            Action::NameSurvivors => self.name_survivors(),
+            Action::NameSurvivors => return self.name_survivors(),
             Action::End(verdict) => self.verdict = Some(verdict),
         }
         None
@@ -202,11 +206,14 @@ impl Effects {
         }
     }
 
-    fn name_survivors(&mut self) {
-        match &mut self.sweep {
+    /// Nothing the first time that nobody is found: who was there a moment ago may have gone, and the proof of that is next.
+    fn name_survivors(&mut self) -> Option<Event> {
+        let found = match &mut self.sweep {
             Some(sweep) => sweep.name_survivors(),
             None => self.means.containment.name_survivors(),
-        }
+        };
+        let looked_in_vain = !found && !std::mem::replace(&mut self.looked_in_vain, true);
+        (!looked_in_vain).then_some(Event::SurvivorsNamed)
     }
 
     fn signal(&mut self, target: Target, signal: Signal) {
@@ -295,7 +302,7 @@ impl Effects {
             return None;
         }
         // A key that the service gets, too, without our help.
-        if by_kernel && self.means.terminal.reaches_the_service(signal) {
+        if by_kernel && self.main.is_some() && self.means.terminal.reaches_the_service(signal) {
             return None;
         }
         // A key that was meant for the service, and came to us while the terminal was on its way to it.

@@ -14,6 +14,7 @@ use crate::guard::Guarded;
 use crate::process::memory;
 use crate::process::reap::Left;
 use crate::process::signals::SignalSource;
+use crate::signal::Signal;
 use crate::supervisor::{Event, Supervisor, Time, Verdict};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
@@ -101,7 +102,12 @@ impl EventLoop {
         events.extend(effects.check_start());
         events.extend(effects.hear_guard());
         let drained = self.signals.drain(|received| events.extend(effects.signal_event(received)));
-        effects.reap(events) == Left::More || !drained
+        let left = effects.reap(events);
+        if events.iter().any(|event| matches!(event, Event::Signal { wanted: Signal::CONT, .. })) {
+            // It was stopped before that was asked for: it will go on, and so shall we.
+            events.retain(|event| *event != Event::MainStopped);
+        }
+        left == Left::More || !drained
     }
 
     fn hand_in(&self, event: Event, supervisor: &mut Supervisor, effects: &mut Effects) {

@@ -1,19 +1,21 @@
 //! Random trees, random deaths: whatever it was, nothing is left, and the exit code is the right one.
 //!
 //! For 2 s, or TORTURE_SECONDS. Every round has a seed of its own, which is all that it is made of; a failure prints it,
-//! and TORTURE_SEED plays that one again.
+//! and TORTURE_SEED plays that one again. Then the same with guard, supervisor or service killed at a random moment, 60
+//! times or TORTURE_DEATHS.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
 
 #[path = "support/mod.rs"]
 mod support;
 
+use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use libc::{SIGABRT, SIGHUP, SIGINT, SIGKILL, SIGSEGV, SIGTERM, SIGURG};
 use support::tree::{Born, Node};
-use support::{Act, Ended, Supervise, node};
+use support::{Act, Ended, Running, Supervise, node, sys};
 
 /// The longest that the ladder of a round can take, many times over.
 const BOUNDED: Duration = Duration::from_secs(50);
@@ -258,4 +260,136 @@ fn nothing_is_left_of_random_trees_that_die_random_deaths() {
         processes += round.tree.count();
     }
     let _ = writeln!(out, "torture: {rounds} rounds, {processes} processes");
+}
+
+// Deaths of our own.
+
+/// Who is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Victim {
+    Guard,
+    Supervisor,
+    Service,
+}
+
+/// A random run in which somebody is killed at a random moment: of the start, of the service, of the clean-up.
+#[derive(Debug)]
+struct Killing {
+    round: Round,
+    victim: Victim,
+    after: Duration,
+    /// Whether and when it is asked to stop, so that the death may come in the midst of that.
+    stop_after: Option<Duration>,
+}
+
+impl Killing {
+    fn random(seed: u64) -> Self {
+        let mut round = Round::random(seed, false);
+        let mut dice = Dice::new(!seed);
+        round.leftover_timeout = dice.of(&[0, 5, 20]);
+        let victim = dice.of(&[Victim::Guard, Victim::Supervisor, Victim::Service]);
+        let mut moment = |reach| Duration::from_micros(dice.below(reach).into());
+        // A start takes some ms, a tree some more, a clean-up tens of them.
+        let (early, late, since_the_stop) = (moment(6_000), moment(60_000), moment(60_000));
+        let (after, stop_after) = match dice.below(4) {
+            0 => (early, None),
+            1 => (late, None),
+            _ => (late + since_the_stop, Some(late)),
+        };
+        Self { round, victim, after, stop_after }
+    }
+
+    /// The pids, as far as they are known by the looks of the tree.
+    fn pid(&self, run: &Running) -> Option<i32> {
+        let child = |pid: i32| sys::children(pid).first().copied();
+        match self.victim {
+            Victim::Guard => Some(run.pid()),
+            Victim::Supervisor => child(run.pid()),
+            Victim::Service => child(run.pid()).and_then(child),
+        }
+    }
+
+    /// Gives the end, and whether somebody was there to be killed.
+    fn play(&self) -> (Ended, bool) {
+        let leftover_timeout = format!("{}ms", self.round.leftover_timeout);
+        let config = format!("[stop]\ntarget = \"{}\"\ntimeout = \"20ms\"\n", self.round.target);
+        let run = Supervise::new().config(&config).options(["--leftover-timeout", &leftover_timeout]);
+        let run = run.guard(BOUNDED).rlimit(libc::RLIMIT_CORE, 0, 0).tree(self.round.tree.clone());
+        let began = Instant::now();
+        let mut run = run.start();
+        if let Some(stop_after) = self.stop_after {
+            wait_until(began + stop_after);
+            run.signal(SIGTERM);
+        }
+        wait_until(began + self.after);
+        let supervisor = sys::children(run.pid()).first().copied();
+        let killed = self.pid(&run).is_some_and(|pid| sys::kill(pid, SIGKILL).is_ok());
+        if self.victim == Victim::Guard {
+            // What is left of it now ends by itself, or nobody ends it.
+            let ended = run.finish_empty_within(BOUNDED);
+            assert!(ended.signal != Some(SIGKILL) || supervisor.is_none() || !ended.report.is_null(), "{ended}");
+            return (ended, killed);
+        }
+        // Whoever was not there yet, or any more, ends nothing.
+        run.signal(SIGTERM);
+        (run.finish(), killed)
+    }
+
+    fn check(&self, ended: &Ended) {
+        let result = ended.report["result"].as_str();
+        let end = (ended.code, ended.signal);
+        match self.victim {
+            Victim::Guard if end == (None, Some(SIGKILL)) => assert!(result != Some("supervisor-lost"), "{ended}"),
+            // A stop before our first instructions; nothing was started.
+            _ if end == (None, Some(SIGTERM)) => assert!(result.is_none(), "{ended}"),
+            Victim::Supervisor if result.is_none() || result == Some("supervisor-lost") => {
+                assert_eq!(end, (Some(125), None), "{ended}");
+                assert!(ended.stderr.contains("the supervisor "), "{ended}");
+            }
+            _ => {
+                assert!(ended.code.is_some() && ended.code != Some(123) && ended.code != Some(125), "{ended}");
+                assert!(!["supervisor-lost", "guard-lost", "survivors"].contains(&result.unwrap()), "{ended}");
+            }
+        }
+    }
+}
+
+fn wait_until(moment: Instant) {
+    while Instant::now() < moment {
+        let _ = sys::wait_readable(&[], Some(moment));
+    }
+}
+
+/// TORTURE_DEATHS=10000 for the measure; the seed as above.
+#[test]
+fn nothing_is_left_when_one_of_us_is_killed_at_a_random_moment() {
+    let only = number("TORTURE_SEED");
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let first = only.unwrap_or(now.as_secs() * 1_000_000);
+    let deaths = if only.is_some() { 1 } else { number("TORTURE_DEATHS").unwrap_or(60) };
+    let mut out = std::io::stderr();
+    let _ = writeln!(out, "torture: {deaths} deaths, first seed {first}");
+    let (mut counts, mut results) = (BTreeMap::new(), BTreeMap::new());
+    let mut done = 0;
+    for seed in first.. {
+        if done >= deaths {
+            break;
+        }
+        let killing = Killing::random(seed);
+        let round = || {
+            let (ended, killed) = killing.play();
+            killing.check(&ended);
+            (ended.report["result"].as_str().unwrap_or("no report").to_owned(), killed)
+        };
+        let (result, killed) = catch_unwind(AssertUnwindSafe(round)).unwrap_or_else(|cause| {
+            let _ = writeln!(out, "torture: TORTURE_SEED={seed} failed: {killing:#?}");
+            resume_unwind(cause)
+        });
+        if killed || only.is_some() {
+            done += 1;
+            *counts.entry(killing.victim).or_insert(0) += 1;
+            *results.entry(result).or_insert(0) += 1;
+        }
+    }
+    let _ = writeln!(out, "torture: deaths {counts:?}, told as {results:?}, survivors 0");
 }

@@ -84,6 +84,13 @@ impl Cgroup {
         Cgroup::make_in(own.as_fd(), &place.directory, name)
     }
 
+    /// Removes the empty cgroups of those that are dead. What cannot be removed stays for the next start.
+    pub fn remove_those_of_the_dead() {
+        if let Ok((_, own)) = place::find_opened() {
+            remove_dead(own.as_fd());
+        }
+    }
+
     fn make_in(own: BorrowedFd<'_>, at: &Path, name: &str) -> Result<Cgroup, Unavailable> {
         remove_dead(own);
         let name = format!("{PREFIX}{name}");

@@ -140,11 +140,6 @@ impl Leftovers {
         }
     }
 
-    /// Notes that all were sent a signal.
-    pub fn tell_all(&mut self, signal: Signal) {
-        self.living.values_mut().for_each(|leftover| leftover.tell(signal));
-    }
-
     /// Notes that it may not be signalled.
     pub fn deny(&mut self, pid: Pid) {
         if let Some(leftover) = self.living.get_mut(&pid) {

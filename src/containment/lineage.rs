@@ -52,6 +52,8 @@ pub struct Lineage {
     main: Option<Pid>,
     /// The service's own group, if it was given one. Never a proof that the number is still that group's.
     service_group: Option<Pid>,
+    /// The group of a supervisor that we guard: in it are readers of its own, which are no leftovers of the service.
+    supervisors_group: Option<Pid>,
     leftovers: Leftovers,
     /// Groups that were told to end as a whole. Who is found in one afterwards was born after that, and is told alone.
     told_groups: BTreeSet<Pid>,
@@ -86,6 +88,7 @@ impl Lineage {
             ours,
             main: None,
             service_group: None,
+            supervisors_group: None,
             leftovers: Leftovers::default(),
             told_groups: BTreeSet::new(),
             has_precedence: false,
@@ -123,6 +126,7 @@ impl Lineage {
     /// Takes the supervisor in, for its guard: all that is below it falls to us when it is lost.
     pub fn guards(&mut self, supervisor: Pid, own_session: bool) {
         self.main = Some(supervisor);
+        self.supervisors_group = Some(supervisor);
         self.finder.started(supervisor, own_session);
     }
 
@@ -283,12 +287,13 @@ impl Lineage {
     /// Finds the leftovers that were told nothing yet, and takes them down by name, all of them before the first is
     /// signalled: the dead have no name.
     fn look(&mut self, until: Instant) -> Vec<Stat> {
-        let Lineage { finder, leftovers, main, keep, .. } = self;
+        let Lineage { finder, leftovers, main, supervisors_group, keep, .. } = self;
         let mut untold = Vec::new();
         let walked = finder.walk(&mut |member| {
             let stat = member.stat;
             let is_told = leftovers.knows(stat) && leftovers.told(stat.pid).is_some();
-            if *main != Some(stat.pid) && !is_told && !keep.has(stat) {
+            let is_ours = *main == Some(stat.pid) || *supervisors_group == Some(stat.pgid);
+            if !is_ours && !is_told && !keep.has(stat) {
                 untold.push(stat.clone());
             }
             go_on(until)
@@ -362,8 +367,9 @@ impl Lineage {
         }
     }
 
-    /// Takes down who is left. A dead child that cannot be reaped counts: somebody who traces it holds it.
-    pub fn name_survivors(&mut self) {
+    /// Takes down who is left, `others` besides our descendants. A dead child that cannot be reaped counts: somebody who traces
+    /// it holds it. False when nobody is found.
+    pub fn name_survivors(&mut self, others: &[Pid]) -> bool {
         let until = Instant::now() + NAMING_TIME;
         let mut left = BTreeMap::new();
         let _ = self.finder.walk(&mut |member| {
@@ -377,11 +383,18 @@ impl Lineage {
         for (_, stat) in children.filter_map(|pid| self.finder.look_up(pid)) {
             left.entry(stat.pid).or_insert((stat, None));
         }
+        for (process, stat) in others.iter().filter_map(|pid| self.finder.look_up(*pid)) {
+            if !stat.is_zombie() {
+                left.entry(stat.pid).or_insert_with(|| (stat, process.wchan()));
+            }
+        }
         let stats: Vec<Stat> = left.values().map(|(stat, _)| stat.clone()).collect();
         self.name(&stats);
+        let found = !left.is_empty();
         for (stat, wchan) in left.into_values() {
             self.leftovers.survived(stat.pid, stat.state, wchan);
         }
+        found
     }
 
     /// Everyone who was left, for the report.

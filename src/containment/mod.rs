@@ -203,9 +203,10 @@ impl Containment {
         }
     }
 
-    /// Takes down who is left.
-    pub fn name_survivors(&mut self) {
-        self.lineage.name_survivors();
+    /// Takes down who is left. False when nobody is found.
+    pub fn name_survivors(&mut self) -> bool {
+        let others = self.cgroup.as_ref().and_then(|held| held.cgroup.members().ok()).unwrap_or_default();
+        self.lineage.name_survivors(&others)
     }
 
     /// Removes the cgroup and gives everyone who was left, for the report.

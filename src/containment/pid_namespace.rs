@@ -56,8 +56,5 @@ pub fn settle() -> Result<(), Unavailable> {
         .map_err(unavailable("cannot keep what is mounted here from others"))?;
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     mount(Some("proc"), "/proc", Some("proc"), flags, none)
-        .map_err(unavailable("cannot mount a /proc of the namespace's own"))?;
-    // SAFETY: a constant option. As for every supervisor: a stopped one would not see its guard's death.
-    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGCONT) };
-    Ok(())
+        .map_err(unavailable("cannot mount a /proc of the namespace's own"))
 }

@@ -14,7 +14,7 @@
 pub mod link;
 mod split;
 
-pub use split::{Group, Guarded, Role, fork, hand_over};
+pub use split::{Group, Guarded, Role, fork, hand_over, outlive};
 
 use crate::containment::Containment;
 use crate::containment::cgroup::Cgroup;
@@ -173,12 +173,19 @@ impl Guard {
     /// Kills until nobody is left.
     fn take_over(mut self, exit: Exit) -> Lost {
         self.silent = true;
-        let survivors = !self.kill_all();
-        if survivors {
-            self.tree.name_survivors();
+        // Who was there a moment ago may have gone.
+        let survivors = !self.kill_all() && (self.tree.name_survivors() || !self.is_empty());
+        if self.tree.cgroup().is_none() {
+            // It may have been killed before it could tell of the one that it had just made.
+            Cgroup::remove_those_of_the_dead();
         }
         let (record, report) = self.record;
         Lost { exit, record, report, leftovers: self.tree.into_leftovers(), survivors }
+    }
+
+    fn is_empty(&mut self) -> bool {
+        let (left, _) = self.reap();
+        self.tree.is_empty(left)
     }
 
     /// False when patience is at its end.

@@ -61,7 +61,7 @@ pub fn fork(group: Group) -> io::Result<Role> {
         -1 => Err(io::Error::last_os_error()),
         0 => {
             drop((link, signals, tree));
-            become_supervisor(group);
+            become_supervisor(group, guard);
             let pid = if group == Group::Own { guard } else { 0 };
             Ok(Role::Supervisor(Guarded { link: supervisors_end, pid }))
         }
@@ -69,16 +69,27 @@ pub fn fork(group: Group) -> io::Result<Role> {
     }
 }
 
-fn become_supervisor(group: Group) {
+fn become_supervisor(group: Group, guard: Pid) {
     title::change(NAME);
-    // SAFETY: our own group and a constant option. A stopped process would not see its guard's death; a SIGCONT past the guard
-    // is dropped. The group may be refused to nobody but a session's leader, which a new process is not.
+    // SAFETY: our own group and a constant option. The group may be refused to nobody but a session's leader, which a new
+    // process is not. Until something is started, there is nothing to do after the guard's death, and a supervisor that waits
+    // for its configuration (a FIFO) would not see it.
     unsafe {
         if group == Group::Own {
             libc::setpgid(0, 0);
         }
-        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGCONT);
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+        if group == Group::Own && libc::getppid() != guard {
+            libc::_exit(125);
+        }
     }
+}
+
+/// From here on there is something to do after the guard's death, of which the link tells. A stopped process would not see
+/// that; a SIGCONT past the guard is dropped.
+pub fn outlive() {
+    // SAFETY: a constant option.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGCONT) };
 }
 
 /// Makes a child of ours the supervisor that the guard watches over; we are gone afterwards. The child goes on from here.

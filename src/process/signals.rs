@@ -66,13 +66,23 @@ pub struct Received {
     pub past_the_guard: bool,
 }
 
-/// Passes a signal on to the supervisor, and whether the kernel sent it. In the queue of signals it keeps its place and, if
-/// it is a real-time signal, its count. `supervisor` must be a child of ours that is not reaped.
+/// The signal in which the guard passes all others on. A standard signal would be one with its like that is pending already,
+/// one that came past the guard perhaps, and the sender of the first would be all that is seen.
+const CARRIER: libc::c_int = 64;
+
+/// Passes a signal on to the supervisor, and whether the kernel sent it. In the queue of signals it keeps its place and its
+/// count. `supervisor` must be a child of ours that is not reaped.
 pub fn queue(supervisor: Pid, received: Received) {
-    let value = libc::sigval { sival_ptr: std::ptr::without_provenance_mut(usize::from(received.by_kernel)) };
-    // SAFETY: a number that is still our child's. It fails for a real-time signal when the queue is full (EAGAIN), where one
-    // that was sent straight to the supervisor would have been lost as well.
-    unsafe { libc::sigqueue(supervisor, received.signal.number(), value) };
+    let number = received.signal.number();
+    let carried = usize::try_from(number).unwrap_or(0) << 1 | usize::from(received.by_kernel);
+    let value = libc::sigval { sival_ptr: std::ptr::without_provenance_mut(carried) };
+    // SAFETY: a number that is still our child's. When the queue is full (EAGAIN) a standard signal gets there as itself, and a
+    // real-time one is lost, as it would have been had it been sent to the supervisor.
+    unsafe {
+        if libc::sigqueue(supervisor, CARRIER, value) != 0 {
+            libc::sigqueue(supervisor, number, value);
+        }
+    }
 }
 
 /// The descriptor that all our signals come through.
@@ -134,11 +144,14 @@ impl SignalSource {
 
 impl SignalSource {
     fn received(&self, info: &libc::signalfd_siginfo) -> Option<Received> {
-        let signal = i32::try_from(info.ssi_signo).ok().and_then(Signal::from_number)?;
         let sender = Pid::try_from(info.ssi_pid).ok();
         let passed_on = self.guard.is_some() && info.ssi_code == libc::SI_QUEUE && sender == self.guard;
-        let by_kernel = if passed_on { info.ssi_int != 0 } else { info.ssi_code > 0 };
-        Some(Received { signal, by_kernel, past_the_guard: self.guard.is_some() && !passed_on })
+        if passed_on {
+            let signal = Signal::from_number(info.ssi_int >> 1)?;
+            return Some(Received { signal, by_kernel: info.ssi_int & 1 != 0, past_the_guard: false });
+        }
+        let signal = i32::try_from(info.ssi_signo).ok().and_then(Signal::from_number)?;
+        Some(Received { signal, by_kernel: info.ssi_code > 0, past_the_guard: self.guard.is_some() })
     }
 }
 

@@ -37,9 +37,12 @@ pub fn change(name: &CStr) {
     // SAFETY: `remember` was promised so much memory, writable and read by nobody.
     let place = unsafe { std::slice::from_raw_parts_mut(start, length) };
     place.fill(0);
-    // The last byte stays 0, or the kernel would show the environment behind it (proc_pid_cmdline(5)).
-    let room = length.saturating_sub(1);
     let text = name.to_bytes();
-    let text = &text[..text.len().min(room)];
-    place[..text.len()].copy_from_slice(text);
+    let shown = &text[..text.len().min(length.saturating_sub(1))];
+    place[..shown.len()].copy_from_slice(shown);
+    // A last byte that is not 0 says that there is a title, which ends at its first 0; else all of this would be arguments, most
+    // of them empty (proc_pid_cmdline(5)). Without room for both the kernel would go on into the environment.
+    if length > shown.len() + 1 {
+        place[length - 1] = b'.';
+    }
 }

@@ -66,15 +66,14 @@ const INVARIANTS: [Invariant; 26] = [
         let proven = *step.event == Event::TreeEmpty && past.is_emptying();
         !proven || step.actions.len() == 1 && step.verdict().is_some()
     }),
-    ("survivors are named right before the end, and never else", |_, step| {
-        let named = step.actions.contains(&Action::NameSurvivors);
-        named == step.verdict().is_some_and(|end| end.survivors)
-            && (!named || matches!(step.actions, [Action::NameSurvivors, Action::End(_)]))
+    ("an end with survivors comes straight on their names, and never else", |past, step| {
+        let told = *step.event == Event::SurvivorsNamed && past.killing_since.is_some() && !past.ended;
+        told == step.verdict().is_some_and(|end| end.survivors)
     }),
-    ("an end with survivors comes after the kill timeout without a death, or many times over", |past, step| {
+    ("survivors are named after the kill timeout without a death, or many times over", |past, step| {
         let over = past.killing_since.is_some() && past.patience_ends(step) <= step.now;
-        let ends = step.verdict().is_some_and(|end| end.survivors);
-        if *step.event == Event::Tick { ends == (over && !past.ended) } else { !ends || over }
+        let names = step.actions == [Action::NameSurvivors];
+        if *step.event == Event::Tick { names == (over && !past.ended) } else { !names || over }
     }),
     ("the verdict tells what happened", |past, step| {
         step.verdict().is_none_or(|end| Verdict { survivors: end.survivors, ..past.verdict() } == end)

@@ -89,6 +89,8 @@ pub enum Event {
     TreeChanged,
     /// It is proven that nothing is left.
     TreeEmpty,
+    /// It was taken down by name who is left; or nobody was found, and still it is not proven that nobody is.
+    SurvivorsNamed,
     /// The guard above us is gone: nobody will end what we leave.
     GuardLost,
     /// The deadline may have passed.
@@ -121,7 +123,7 @@ pub enum Action {
     TerminateLeftovers(Time),
     /// Look for what is left of the tree; send SIGKILL to all of it. Break off at this time.
     KillTree(Time),
-    /// Take down by name what is left of the tree.
+    /// Take down by name what is left of the tree, and say so; or look again, when nobody is found.
     NameSurvivors,
     /// The end of the program.
     End(Verdict),

@@ -121,18 +121,24 @@ impl Supervisor {
                 self.advance(now)
             }
             (Emptying { .. }, Event::TreeEmpty) => self.end(),
+            (Emptying { rung: Rung::Kill { .. }, .. }, Event::SurvivorsNamed) => {
+                self.verdict.survivors = true;
+                self.end()
+            }
 
             (Starting | Up | Stopping { .. } | Emptying { .. }, Event::GuardLost) => self.guard_lost(now),
 
             // The end is behind us, or nothing was begun.
             (Down, Event::Started | Event::StartFailed | Event::Exited(_) | Event::MainStopped) => vec![],
             (Down, Event::Signal { .. } | Event::TreeChanged | Event::TreeEmpty) => vec![],
-            (Down, Event::GuardLost | Event::Tick) => vec![],
+            (Down, Event::SurvivorsNamed | Event::GuardLost | Event::Tick) => vec![],
             // One service has one invocation at a time.
             (Starting | Up | Stopping { .. } | Emptying { .. }, Event::Start | Event::Sweep) => vec![],
             (Up | Emptying { .. }, Event::StartFailed) | (Up, Event::Started) => vec![],
             // Orphans of a running service come and go.
             (Starting | Up | Stopping { .. }, Event::TreeChanged | Event::TreeEmpty) => vec![],
+            // Nobody asked for it.
+            (Starting | Up | Stopping { .. } | Emptying { rung: Rung::Terminate, .. }, Event::SurvivorsNamed) => vec![],
             // The way out is not held up: its deadlines go on.
             (Stopping { .. } | Emptying { .. }, Event::MainStopped) => vec![],
         }
@@ -302,7 +308,7 @@ impl Supervisor {
         if now >= until {
             return match rung {
                 Rung::Terminate => self.kill(now),
-                Rung::Kill { .. } => self.give_up(),
+                Rung::Kill { .. } => vec![Action::NameSurvivors],
             };
         }
         if now < look_at {
@@ -314,13 +320,6 @@ impl Supervisor {
             Rung::Terminate => vec![Action::TerminateLeftovers(until)],
             Rung::Kill { at_last } => vec![Action::KillTree(at_last)],
         }
-    }
-
-    fn give_up(&mut self) -> Vec<Action> {
-        self.verdict.survivors = true;
-        let mut actions = vec![Action::NameSurvivors];
-        actions.extend(self.end());
-        actions
     }
 
     fn end(&mut self) -> Vec<Action> {

@@ -240,7 +240,7 @@ impl World {
         let exited = Event::Exited(Exit::Code(0));
         let all = [Event::Started, Event::StartFailed, exited, Event::MainStopped, term.clone(), term];
         all.into_iter()
-            .chain([Event::TreeChanged, Event::TreeEmpty, Event::GuardLost, Event::Tick])
+            .chain([Event::TreeChanged, Event::TreeEmpty, Event::SurvivorsNamed, Event::GuardLost, Event::Tick])
             .try_for_each(|event| self.hand_in(event))
     }
 
@@ -318,7 +318,8 @@ impl World {
                 self.now = self.now.after(25 * self.delay());
                 self.set(0, Occurrence::Signal(Signal::CONT, Signal::CONT));
             }
-            Action::Resume | Action::NameSurvivors => {}
+            Action::Resume => {}
+            Action::NameSurvivors => return self.somebody_left().then_some(Event::SurvivorsNamed),
             Action::TerminateLeftovers(_) => {
                 for index in 1..self.processes.len() {
                     if !self.processes[index].told && !self.roll(4) {

@@ -14,6 +14,9 @@ use crate::support::{Act, Ended, Running, Supervise, need_root, node, sys};
 /// The limit of every wait of ours.
 const GUARD: Duration = Duration::from_secs(60);
 
+/// Signals are the same with and without one.
+const GUARDS: [&str; 2] = ["on", "off"];
+
 fn state(pid: i32) -> char {
     sys::stat(pid).map_or('-', |stat| stat.state)
 }
@@ -40,66 +43,78 @@ fn stop(mut run: Running) -> Ended {
 
 #[test]
 fn every_signal_that_asks_for_no_stop_is_passed_on_once_and_to_the_main_process_only() {
-    let kept = [SIGTERM, SIGINT, SIGQUIT, SIGCHLD, SIGPIPE, SIGKILL, SIGSTOP, SIGCONT, SIGTSTP, SIGTTIN, SIGTTOU];
-    // 32 and 33 are the C library's; the node cannot catch them.
-    let signals: Vec<i32> = (1..=64).filter(|signal| !kept.contains(signal) && ![32, 33].contains(signal)).collect();
-    assert!([SIGHUP, SIGUSR1, SIGUSR2, SIGWINCH, SIGALRM, 34, 64].iter().all(|signal| signals.contains(signal)));
-    let other = node("other").reports(signals.clone());
-    let main = node("main").reports(signals.clone()).on(SIGTERM, Act::Exit(4)).with(other);
-    let mut run = Supervise::new().tree(main).start();
-    run.wait_up();
-    for signal in &signals {
-        run.signal(*signal);
-        run.wait_got("main", *signal, 1);
+    for guard in GUARDS {
+        let kept = [SIGTERM, SIGINT, SIGQUIT, SIGCHLD, SIGPIPE, SIGKILL, SIGSTOP, SIGCONT, SIGTSTP, SIGTTIN, SIGTTOU];
+        // 32 and 33 are the C library's; the node cannot catch them.
+        let signals: Vec<i32> =
+            (1..=64).filter(|signal| !kept.contains(signal) && ![32, 33].contains(signal)).collect();
+        assert!([SIGHUP, SIGUSR1, SIGUSR2, SIGWINCH, SIGALRM, 34, 64].iter().all(|signal| signals.contains(signal)));
+        let other = node("other").reports(signals.clone());
+        let main = node("main").reports(signals.clone()).on(SIGTERM, Act::Exit(4)).with(other);
+        let mut run = Supervise::new().options(["--guard", guard]).tree(main).start();
+        run.wait_up();
+        for signal in &signals {
+            run.signal(*signal);
+            run.wait_got("main", *signal, 1);
+        }
+        let ended = stop(run);
+        assert_eq!(ended.code, Some(4), "{ended}");
+        assert_eq!(got(&ended), [signals.clone(), vec![SIGTERM]].concat(), "{ended}");
+        assert!(signals.iter().all(|signal| ended.got("other", *signal) == 0), "{ended}");
     }
-    let ended = stop(run);
-    assert_eq!(ended.code, Some(4), "{ended}");
-    assert_eq!(got(&ended), [signals.clone(), vec![SIGTERM]].concat(), "{ended}");
-    assert!(signals.iter().all(|signal| ended.got("other", *signal) == 0), "{ended}");
 }
 
 #[test]
 fn a_signal_that_the_c_library_hides_is_passed_on() {
-    for signal in [32, 33] {
-        let mut run = Supervise::new().tree(node("main")).start();
-        run.wait_up();
-        run.signal(signal);
-        assert_eq!(run.finish().code, Some(128 + signal));
+    for guard in GUARDS {
+        for signal in [32, 33] {
+            let mut run = Supervise::new().options(["--guard", guard]).tree(node("main")).start();
+            run.wait_up();
+            run.signal(signal);
+            assert_eq!(run.finish().code, Some(128 + signal));
+        }
     }
 }
 
 #[test]
 fn queued_real_time_signals_keep_their_count_and_order() {
-    let queued = [(34, 70), (35, 1), (40, 3), (63, 2), (64, 5)];
-    let main = queued.iter().fold(node("main"), |main, (signal, _)| main.reports([*signal]));
-    let mut run = Supervise::new().tree(main.reports([SIGUSR1]).on(SIGTERM, Act::Exit(0))).start();
-    run.wait_up();
-    // All of them wait for us at once, sent from the last to the first; a standard signal counts once.
-    run.signal(SIGSTOP);
-    wait_state(run.pid(), 'T');
-    for (signal, count) in queued.into_iter().rev().chain([(SIGUSR1, 10)]) {
-        (0..count).for_each(|_| run.signal(signal));
+    for guard in GUARDS {
+        let queued = [(34, 70), (35, 1), (40, 3), (63, 2), (64, 5)];
+        let main = queued.iter().fold(node("main"), |main, (signal, _)| main.reports([*signal]));
+        let mut run = Supervise::new()
+            .options(["--guard", guard])
+            .tree(main.reports([SIGUSR1]).on(SIGTERM, Act::Exit(0)))
+            .start();
+        run.wait_up();
+        // All of them wait for us at once, sent from the last to the first; a standard signal counts once.
+        run.signal(SIGSTOP);
+        wait_state(run.pid(), 'T');
+        for (signal, count) in queued.into_iter().rev().chain([(SIGUSR1, 10)]) {
+            (0..count).for_each(|_| run.signal(signal));
+        }
+        run.signal(SIGCONT);
+        for (signal, count) in queued {
+            run.wait_got("main", signal, count);
+        }
+        let ended = stop(run);
+        let real_time = queued.iter().flat_map(|(signal, count)| vec![*signal; *count]);
+        let expected: Vec<i32> = [SIGUSR1].into_iter().chain(real_time).chain([SIGTERM]).collect();
+        assert_eq!(got(&ended), expected, "{ended}");
     }
-    run.signal(SIGCONT);
-    for (signal, count) in queued {
-        run.wait_got("main", signal, count);
-    }
-    let ended = stop(run);
-    let real_time = queued.iter().flat_map(|(signal, count)| vec![*signal; *count]);
-    let expected: Vec<i32> = [SIGUSR1].into_iter().chain(real_time).chain([SIGTERM]).collect();
-    assert_eq!(got(&ended), expected, "{ended}");
 }
 
 #[test]
 fn term_int_and_quit_are_passed_on_as_themselves() {
-    for (signal, name) in [(SIGTERM, "SIGTERM"), (SIGINT, "SIGINT"), (SIGQUIT, "SIGQUIT")] {
-        let main = node("main").reports([SIGTERM, SIGINT, SIGQUIT]).on(signal, Act::Exit(5));
-        let mut run = Supervise::new().tree(main).start();
-        run.wait_up();
-        run.signal(signal);
-        let ended = run.finish();
-        assert_eq!((ended.code, got(&ended)), (Some(5), vec![signal]), "{ended}");
-        assert_eq!(ended.report["stop_signal"], json!(name), "{ended}");
+    for guard in GUARDS {
+        for (signal, name) in [(SIGTERM, "SIGTERM"), (SIGINT, "SIGINT"), (SIGQUIT, "SIGQUIT")] {
+            let main = node("main").reports([SIGTERM, SIGINT, SIGQUIT]).on(signal, Act::Exit(5));
+            let mut run = Supervise::new().options(["--guard", guard]).tree(main).start();
+            run.wait_up();
+            run.signal(signal);
+            let ended = run.finish();
+            assert_eq!((ended.code, got(&ended)), (Some(5), vec![signal]), "{ended}");
+            assert_eq!(ended.report["stop_signal"], json!(name), "{ended}");
+        }
     }
 }
 
@@ -303,18 +318,18 @@ fn pass(time: Duration) {
     }
 }
 
-fn assert_silent(pid: i32, what: &str) {
-    // It may still be busy with what has just happened.
+fn assert_silent(ours: [i32; 2], what: &str) {
+    // They may still be busy with what has just happened.
     let settled = sys::spin(GUARD, || {
-        let before = switches(pid);
+        let before = ours.map(switches);
         pass(Duration::from_millis(200));
-        // On a busy machine it may be awake and wait for its turn.
-        state(pid) == 'S' && switches(pid) == before
+        // On a busy machine one may be awake and wait for its turn.
+        ours.map(state) == ['S', 'S'] && ours.map(switches) == before
     });
-    assert!(settled, "{what}: it never rests");
-    let before = switches(pid);
+    assert!(settled, "{what}: they never rest");
+    let before = ours.map(switches);
     pass(Duration::from_secs(3));
-    assert_eq!(switches(pid), before, "{what}");
+    assert_eq!(ours.map(switches), before, "{what}");
 }
 
 #[test]
@@ -324,12 +339,14 @@ fn nothing_wakes_us_while_nothing_happens() {
     let options = ["--timeout", "1h", "--stop-timeout", "1h", "--leftover-timeout", "1h"];
     let mut run = Supervise::new().options(options).tree(main).start();
     run.wait_up();
-    assert_silent(run.pid(), "up");
+    // Guard and supervisor.
+    let ours = [run.pid(), run.supervisor()];
+    assert_silent(ours, "up");
     run.signal(SIGHUP);
     run.wait_got("main", SIGHUP, 1);
     run.signal(SIGTERM);
     run.wait_got("main", SIGTERM, 1);
-    assert_silent(run.pid(), "stopping");
+    assert_silent(ours, "stopping");
     run.let_go("main");
     assert_eq!(run.finish().code, Some(0));
 }

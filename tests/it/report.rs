@@ -190,7 +190,7 @@ fn each_leftover_is_told_with_its_numbers_and_what_ended_it() {
     let [soft, below, drains, deaf, held] = ["soft", "below", "drains", "deaf", "held"].map(|name| run.node(name));
     assert!(deaf.ignores(SIGTERM));
     let uid = json!(run.dir().metadata().unwrap().uid());
-    let (supervise, asked) = (run.pid(), Instant::now());
+    let (supervisor, asked) = (run.supervisor(), Instant::now());
     run.signal(SIGTERM);
     // Those that listen are given all the time that they need; then a second request, a second after the first.
     // `held` stays a zombie of the deaf one, and gets SIGKILL when it is dead.
@@ -201,10 +201,10 @@ fn each_leftover_is_told_with_its_numbers_and_what_ended_it() {
     let ended = run.finish();
     assert_eq!(ended.code, Some(4), "{ended}");
     let by_signal = |name: &str, number| json!({ "signal": name, "number": number, "core_dumped": false });
-    assert_told(&ended, &soft, supervise, "SIGTERM", &by_signal("SIGTERM", SIGTERM));
+    assert_told(&ended, &soft, supervisor, "SIGTERM", &by_signal("SIGTERM", SIGTERM));
     assert_told(&ended, &below, soft.pid, "SIGTERM", &by_signal("SIGTERM", SIGTERM));
-    assert_told(&ended, &drains, supervise, "SIGTERM", &json!({ "code": 9 }));
-    assert_told(&ended, &deaf, supervise, "SIGKILL", &by_signal("SIGKILL", SIGKILL));
+    assert_told(&ended, &drains, supervisor, "SIGTERM", &json!({ "code": 9 }));
+    assert_told(&ended, &deaf, supervisor, "SIGKILL", &by_signal("SIGKILL", SIGKILL));
     assert_told(&ended, &held, deaf.pid, "SIGTERM", &by_signal("SIGTERM", SIGTERM));
     assert_eq!(ended.report["leftovers"].as_array().unwrap().len(), 5, "{ended}");
     assert!(ended.report["leftovers"].as_array().unwrap().iter().all(|one| one["uid"] == uid), "{ended}");
@@ -279,10 +279,12 @@ fn nothing_is_said_when_nothing_had_to_be_ended() {
 
 /// A set-user-ID copy of the node program is the one process that an unprivileged `supervise` may not signal. The shell
 /// that starts it ends with 4 when a line comes in.
-fn with_one_that_may_not_be_signalled(stop: &str) -> Supervise {
+pub(crate) fn with_one_that_may_not_be_signalled(stop: &str) -> Supervise {
     let run = Supervise::new().user(4711, 4711).stdin(Io::Pipe).options(HASTY).options(["-vv"]);
     let set_uid = run.dir().join("set-uid");
-    fs::copy(node_program(), &set_uid).unwrap();
+    // By another process: a fork of a test beside us would hold ours open for writing, and then it cannot be executed.
+    let copied = std::process::Command::new("cp").arg(node_program()).arg(&set_uid).status().unwrap();
+    assert!(copied.success());
     chown(&set_uid, Some(0), Some(0)).unwrap();
     fs::set_permissions(&set_uid, fs::Permissions::from_mode(0o4755)).unwrap();
     let script = r#""$0" tree "$1" & read line; exit 4"#;
@@ -298,7 +300,7 @@ fn what_could_not_be_ended_is_named_with_the_reason() {
     let run = with_one_that_may_not_be_signalled("kill-timeout = '200ms'");
     let mut run = run.bare_tree(node("immune").setsid().uid(0)).start();
     run.wait_up();
-    let immune = run.node("immune");
+    let (immune, supervisor) = (run.node("immune"), run.supervisor());
     run.write_stdin("go\n");
     let ended = run.finish_with_leftovers();
     assert_eq!(ended.left.iter().map(|left| left.pid).collect::<Vec<_>>(), [immune.pid], "{ended}");
@@ -306,7 +308,7 @@ fn what_could_not_be_ended_is_named_with_the_reason() {
     assert_eq!((&ended.report["result"], &ended.report["exit_code"]), (&json!("survivors"), &json!(123)));
     assert_eq!(ended.report["exit"], json!({ "code": 4 }));
     let told = leftover(&ended, immune.pid);
-    let numbers = json!([immune.pid, ended.pid, immune.pgid, immune.sid]);
+    let numbers = json!([immune.pid, supervisor, immune.pgid, immune.sid]);
     assert_eq!(json!([told["pid"], told["ppid"], told["pgid"], told["sid"]]), numbers, "{ended}");
     assert_eq!((&told["ended"], &told["exit"]), (&json!("survived"), &Value::Null), "{ended}");
     assert_eq!(
@@ -328,14 +330,14 @@ fn a_leftover_that_ended_by_itself_is_told_so() {
     let run = with_one_that_may_not_be_signalled("kill-timeout = '1m'");
     let mut run = run.bare_tree(node("immune").setsid().uid(0).exit_on_go(5)).start();
     run.wait_up();
-    let immune = run.node("immune");
+    let (immune, supervisor) = (run.node("immune"), run.supervisor());
     run.write_stdin("go\n");
     // All was tried on it that can be.
     run.expect_stderr("KillTree");
     run.let_go("immune");
     let ended = run.finish();
     assert_eq!(ended.code, Some(4), "{ended}");
-    assert_told(&ended, &immune, ended.pid, "by itself", &json!({ "code": 5 }));
+    assert_told(&ended, &immune, supervisor, "by itself", &json!({ "code": 5 }));
     assert_eq!(ended.report["result"], "exit-code", "{ended}");
     let line = line_for_people(&ended);
     assert!(line.contains("ended 1 leftover ") && line.contains("(1 by itself)"), "{line}");

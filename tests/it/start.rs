@@ -286,7 +286,8 @@ fn a_reader_sees_the_end_of_file_and_a_writer_the_broken_pipe_while_the_service_
     assert!(is_let_go(&reader), "we hold stdout");
     assert!(is_let_go(&other_reader), "we hold descriptor 5");
     assert!(is_let_go(&writer), "we hold stdin");
-    assert_eq!(run.processes().len(), 2);
+    // Guard, supervisor, service.
+    assert_eq!(run.processes().len(), 3);
     run.signal(SIGTERM);
     assert_eq!(run.finish().code, Some(128 + SIGTERM));
 }
@@ -316,8 +317,9 @@ fn the_service_starts_where_the_caller_stood_with_its_environment_and_umask() {
 fn our_own_directory_is_the_root_while_the_service_lives() {
     let mut run = until_told("").start();
     run.expect_stdout("up\n");
-    let ours = format!("/proc/{}/cwd", run.pid());
-    assert!(sys::spin(GUARD, || fs::read_link(&ours).unwrap() == std::path::Path::new("/")));
+    for ours in [run.pid(), run.supervisor()].map(|pid| format!("/proc/{pid}/cwd")) {
+        assert!(sys::spin(GUARD, || fs::read_link(&ours).unwrap() == std::path::Path::new("/")));
+    }
     end(run);
 }
 
@@ -335,9 +337,14 @@ fn the_callers_file_system_can_be_unmounted_when_the_service_has_left_it() {
 
 #[test]
 fn without_a_terminal_the_service_leads_a_session_of_its_own() {
-    let ended = Supervise::new().look().run();
-    let look = ended.look();
-    assert_eq!((&look["sid"], &look["pgid"]), (&look["pid"], &look["pid"]), "{ended}");
-    assert_eq!(look["ppid"], json!(ended.pid), "{ended}");
-    assert_eq!(ended.report["pid"], look["pid"], "{ended}");
+    for guard in ["on", "off"] {
+        let read_then_look = format!("read line; exec {} look", node_program().display());
+        let mut run = sh(&read_then_look).options(["--guard", guard]).stdin(Io::Pipe).start();
+        let parent = if guard == "on" { run.supervisor() } else { run.pid() };
+        let ended = end(run);
+        let look = ended.look();
+        assert_eq!((&look["sid"], &look["pgid"]), (&look["pid"], &look["pid"]), "{ended}");
+        assert_eq!(look["ppid"], json!(parent), "{ended}");
+        assert_eq!(ended.report["pid"], look["pid"], "{ended}");
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use libc::{SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGUSR1};
+use libc::{SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGSTOP, SIGTERM, SIGUSR1};
 use serde_json::Value;
 
 use crate::end::{IMPATIENT, fate, is_called};
@@ -187,8 +187,14 @@ fn the_tree_of_a_nested_supervise_is_ended() {
     // The inner one is killed: all of its tree falls to us.
     let mut run = nested(node("main").with(deaf("w").setsid().copies(3).with(node("x").daemonized()))).start();
     run.wait_up();
-    let (inner, main) = (run.node("main").ppid, run.node("main").pid);
+    let (supervisor, main) = (run.node("main").ppid, run.node("main").pid);
+    let inner = sys::stat(supervisor).unwrap().ppid;
+    assert!(sys::is_supervisor(supervisor) && sys::children(run.supervisor()) == [inner]);
     run.mark();
+    // Both of its processes, and neither has the time to clean up after the other.
+    sys::kill(inner, SIGSTOP).unwrap();
+    sys::kill(supervisor, SIGKILL).unwrap();
+    assert!(sys::spin(Duration::from_secs(30), || sys::stat(supervisor).is_some_and(|stat| stat.state == 'Z')));
     sys::kill(inner, SIGKILL).unwrap();
     let ended = run.finish();
     assert_eq!(ended.code, Some(137), "{ended}");

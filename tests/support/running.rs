@@ -127,9 +127,21 @@ impl Running {
 
     // Who is there.
 
-    /// The program under test.
+    /// The program under test; with a guard, that is the guard.
     pub(crate) fn pid(&self) -> i32 {
         self.pid
+    }
+
+    /// The process below the guard, whose child the service is. Waits until it has its name.
+    pub(crate) fn supervisor(&mut self) -> i32 {
+        let guard = self.pid;
+        let named = || sys::children(guard).into_iter().find(|pid| sys::is_supervisor(*pid));
+        let mut found = None;
+        sys::spin(self.guard, || {
+            found = named();
+            found.is_some()
+        });
+        found.unwrap_or_else(|| self.fail("there is no supervisor below the guard"))
     }
 
     pub(crate) fn dir(&self) -> &std::path::Path {

@@ -135,6 +135,17 @@ pub(crate) fn processes() -> Vec<i32> {
     entries.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok()).collect()
 }
 
+/// The children of a process now, by its list of them: quick, for races.
+pub(crate) fn children(pid: i32) -> Vec<i32> {
+    let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+}
+
+/// Whether this is the process between a guard and a service, by name, command line and group.
+pub(crate) fn is_supervisor(pid: i32) -> bool {
+    stat(pid).is_some_and(|stat| stat.comm == "supervisor" && stat.pgid == pid) && command(pid) == "supervisor"
+}
+
 /// All that descend from `pid` now.
 pub(crate) fn descendants(pid: i32) -> Vec<Stat> {
     let mut all: Vec<Stat> = processes().into_iter().filter_map(stat).collect();

@@ -22,12 +22,15 @@ impl Lineage {
         if let Err(why) = self.finder.proc() {
             return self.signal_blindly(why, &[Signal::KILL]);
         }
+        let is_first = !self.too_many_to_name;
         self.name_before_the_kill(until);
         if self.keep.is_allowed() {
             return self.kill_all_but_the_kept(until);
         }
         if self.finder.is_init() {
-            self.leftovers.tell_all(Signal::KILL);
+            if is_first {
+                self.tell_the_living_of_the_kill();
+            }
             return kill(-1, Signal::KILL);
         }
         self.kill_groups();
@@ -48,6 +51,16 @@ impl Lineage {
             // Whoever is born from now on is of a kind that is not worth the time that its name would take.
             self.too_many_to_name = true;
         }
+    }
+
+    /// Who is not ours to reap may have ended of the first request.
+    fn tell_the_living_of_the_kill(&mut self) {
+        let known: Vec<_> = self.leftovers.living().map(|leftover| leftover.stat.clone()).collect();
+        let alive = known.iter().filter(|stat| {
+            self.finder.look_up(stat.pid).is_some_and(|(_, now)| now.start == stat.start && !now.is_zombie())
+        });
+        let alive: Vec<Pid> = alive.map(|stat| stat.pid).collect();
+        self.tell_of_the_kill(&alive);
     }
 
     /// Notes that these are sent SIGKILL, by a way of its own.
@@ -101,7 +114,7 @@ impl Lineage {
             if self.killed.contains(&pid) || refused.contains(&pid) {
                 continue;
             }
-            if self.main != Some(pid) {
+            if self.main != Some(pid) && !self.is_a_reader(pid) {
                 self.leftovers.count(pid);
             }
             if send(pid, Signal::KILL) == Err(libc::EPERM) {
@@ -114,6 +127,12 @@ impl Lineage {
             new.push(pid);
         }
         new
+    }
+
+    /// Whether it is one of the supervisor's own that outlived it by a moment.
+    fn is_a_reader(&self, pid: Pid) -> bool {
+        // SAFETY: getpgid only asks. A child of ours that is not reaped.
+        self.supervisors_group.is_some_and(|group| unsafe { libc::getpgid(pid) } == group)
     }
 
     /// Everything below these direct children. Whoever was killed once has no more children than it had then, and those that

@@ -99,15 +99,21 @@ impl Members {
         !self.cgroups.is_empty()
     }
 
-    pub(super) fn has_populated_cgroup(&self) -> bool {
-        self.cgroups.iter().any(|cgroup| cgroup.is_populated().unwrap_or(false))
+    /// Whether somebody is in a cgroup that is to be killed as a whole.
+    pub(super) fn has_populated_cgroup(&self, proc: &Proc) -> bool {
+        let never = self.never(proc);
+        let mut wholly_theirs = self.cgroups.iter().filter(|cgroup| is_wholly_theirs(cgroup, &never));
+        wholly_theirs.any(|cgroup| cgroup.is_populated().unwrap_or(false))
     }
 
-    /// Kills all that is in the cgroups. Gives those of the living that were.
-    pub(super) fn kill_cgroups(&mut self, living: &[Stat]) -> Vec<Stat> {
-        self.cgroups.iter_mut().for_each(Cgroup::stop_births);
-        let inside: BTreeSet<Pid> = self.cgroup_members().into_iter().collect();
-        for cgroup in &mut self.cgroups {
+    /// Kills all that is in the cgroups, except where one of those is that are never touched: a start may come out of what an
+    /// earlier run left. Gives those of the living that were in one.
+    pub(super) fn kill_cgroups(&mut self, proc: &Proc, living: &[Stat]) -> Vec<Stat> {
+        let never = self.never(proc);
+        let mut inside = BTreeSet::new();
+        for cgroup in self.cgroups.iter_mut().filter(|cgroup| is_wholly_theirs(cgroup, &never)) {
+            cgroup.stop_births();
+            inside.extend(cgroup.members().unwrap_or_default());
             // Where it cannot be done at once it was done one by one.
             drop(cgroup.kill());
         }
@@ -185,16 +191,24 @@ impl Members {
                 None => look.somebody_vanished = true,
             }
         }
-        let us = nix::unistd::getpid().as_raw();
+        Crowd { proc, stats, never: self.never(proc), ours: self.ours() }
+    }
+
+    /// We, and those of ours that we were told of.
+    fn ours(&self) -> BTreeSet<Pid> {
         // PID 1 is everybody's parent, and no guard of ours.
-        let mut ours: BTreeSet<Pid> = self.scope.ours.iter().copied().filter(|pid| *pid > 1).collect();
-        ours.insert(us);
-        let mut never = ours.clone();
-        let mut above = Some(us);
+        let told = self.scope.ours.iter().copied().filter(|pid| *pid > 1);
+        told.chain([nix::unistd::getpid().as_raw()]).collect()
+    }
+
+    /// The same, and all above us.
+    fn never(&self, proc: &Proc) -> BTreeSet<Pid> {
+        let mut never = self.ours();
+        let mut above = Some(nix::unistd::getpid().as_raw());
         while let Some(pid) = above.filter(|_| never.len() < DEEPEST) {
             above = hold(proc, pid).map(|(_, stat)| stat.ppid).filter(|parent| *parent > 0 && never.insert(*parent));
         }
-        Crowd { proc, stats, never, ours }
+        never
     }
 
     /// Before anybody is proven by anything else.
@@ -366,6 +380,11 @@ impl Crowd<'_> {
         }
         false
     }
+}
+
+/// Whether nobody is in it who is never touched.
+fn is_wholly_theirs(cgroup: &Cgroup, never: &BTreeSet<Pid>) -> bool {
+    cgroup.members().is_ok_and(|members| members.iter().all(|pid| !never.contains(pid)))
 }
 
 /// Takes hold of one that was seen before, if it is alive.

@@ -132,7 +132,8 @@ impl Sweep {
                 self.name(&look.living, until);
                 return Found::Somebody;
             }
-            if self.members.has_populated_cgroup() {
+            let proc = self.proc.as_ref();
+            if proc.is_ok_and(|proc| self.members.has_populated_cgroup(proc)) {
                 // Somebody of another pid namespace, who has no number here.
                 return Found::Somebody;
             }
@@ -169,7 +170,8 @@ impl Sweep {
         if let Some(look) = self.members.has_cgroups().then(|| self.find(until)).flatten() {
             // By name first, and by hand afterwards: whoever is not in a cgroup, or where it cannot be killed as a whole.
             self.name(&look.living, until);
-            for stat in self.members.kill_cgroups(&look.living) {
+            let Ok(proc) = &self.proc else { return };
+            for stat in self.members.kill_cgroups(proc, &look.living) {
                 self.leftovers.tell(stat.pid, Signal::KILL);
             }
         }
@@ -215,17 +217,21 @@ impl Sweep {
         !is_settled
     }
 
-    /// Takes down who is left.
-    pub fn name_survivors(&mut self) {
+    /// Takes down who is left. False when nobody is found.
+    pub fn name_survivors(&mut self) -> bool {
         let until = Instant::now() + NAMING_TIME;
-        let Some(look) = self.find(until) else { return };
+        let Some(look) = self.find(until) else { return false };
         self.name_all(&look.living, until);
-        let Ok(proc) = &self.proc else { return };
+        let Ok(proc) = &self.proc else { return false };
+        let mut found = false;
         for stat in look.living {
-            if let Some((process, now)) = hold(proc, stat.pid).filter(|(_, now)| now.start == stat.start) {
+            let held = hold(proc, stat.pid).filter(|(_, now)| now.start == stat.start && !now.is_zombie());
+            if let Some((process, now)) = held {
+                found = true;
                 self.leftovers.survived(now.pid, now.state, process.wchan());
             }
         }
+        found
     }
 
     /// An epoll descriptor that is readable when one of the members has ended. Without pidfd_open (before Linux 5.3, or refused)

@@ -68,7 +68,7 @@ fn killing_that_gets_on_no_more_ends_with_the_survivors_named() {
     let mut script = Script::emptying();
     script.on(2_000, Tick, [kill_from(2_000)]).on(3_000, TreeChanged, [kill_from(2_000)]);
     script.on(7_999, Tick, [kill_from(2_000)]).sleeps_until(8_000);
-    script.on(8_000, Tick, [NameSurvivors, End(Verdict { survivors: true, ..RAN })]);
+    script.on(8_000, Tick, [NameSurvivors]).on(8_000, SurvivorsNamed, [End(Verdict { survivors: true, ..RAN })]);
 }
 
 #[test]
@@ -80,7 +80,10 @@ fn killing_that_gets_on_is_given_more_time_but_not_without_end() {
         script.on(ms, TreeChanged, [kill_from(2_000)]);
     }
     script.on(58_000, TreeChanged, [kill_from(2_000)]).on(61_999, TreeChanged, [kill_from(2_000)]);
-    script.on(62_000, TreeChanged, [NameSurvivors, End(Verdict { survivors: true, ..RAN })]).sleeps();
+    script
+        .on(62_000, TreeChanged, [NameSurvivors])
+        .on(62_000, SurvivorsNamed, [End(Verdict { survivors: true, ..RAN })])
+        .sleeps();
 }
 
 #[test]
@@ -91,7 +94,10 @@ fn killing_is_repeated_with_doubling_pauses_until_the_survivors_are_named() {
         script.sleeps_until(look).on(look - 1, Tick, []).on(look, Tick, [kill_from(2_000)]);
     }
     script.on(6_999, Tick, [kill_from(2_000)]).sleeps_until(7_000);
-    script.on(7_000, Tick, [NameSurvivors, End(Verdict { survivors: true, ..RAN })]).sleeps();
+    script
+        .on(7_000, Tick, [NameSurvivors])
+        .on(7_000, SurvivorsNamed, [End(Verdict { survivors: true, ..RAN })])
+        .sleeps();
 }
 
 #[test]

@@ -12,7 +12,9 @@ use super::exit::Exit;
 use super::{Action, Event, Policy, Supervisor, Target, Time, Verdict};
 use crate::signal::Signal;
 use Action::{End, NameSurvivors, Resume, Spawn, Suspend};
-use Event::{Exited, GuardLost, MainStopped, Start, StartFailed, Started, Sweep, Tick, TreeChanged, TreeEmpty};
+use Event::{
+    Exited, GuardLost, MainStopped, Start, StartFailed, Started, SurvivorsNamed, Sweep, Tick, TreeChanged, TreeEmpty,
+};
 use std::time::Duration;
 
 /// The stop signal of the scripts, which no service would take for another.

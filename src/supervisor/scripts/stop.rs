@@ -45,7 +45,11 @@ fn a_main_process_that_survives_sigkill_is_given_up_by_name() {
     let mut script = Script::up(policy());
     script.on(0, comes(Signal::TERM), stop_by(STOP_SIGNAL)).on(7_000, Tick, [main_gets(Signal::KILL)]);
     script.on(12_000, Tick, [look_until(14_000)]).sleeps_until(12_005).on(14_000, Tick, [kill_from(14_000)]);
-    script.on(18_999, Tick, [kill_from(14_000)]).on(19_000, Tick, [NameSurvivors, End(verdict)]).sleeps();
+    script
+        .on(18_999, Tick, [kill_from(14_000)])
+        .on(19_000, Tick, [NameSurvivors])
+        .on(19_000, SurvivorsNamed, [End(verdict)])
+        .sleeps();
 }
 
 #[test]

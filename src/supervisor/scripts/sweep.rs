@@ -24,7 +24,11 @@ fn survivors_of_a_sweep_are_named() {
     script.on(0, Sweep, []);
     script.on(0, Tick, [Action::TerminateLeftovers(at(2_000))]);
     script.on(2_000, Tick, [Action::KillTree(at(62_000))]);
-    script.on(7_000, Tick, [NameSurvivors, End(Verdict { survivors: true, ..Verdict::default() })]);
+    script.on(7_000, Tick, [NameSurvivors]).on(
+        7_000,
+        SurvivorsNamed,
+        [End(Verdict { survivors: true, ..Verdict::default() })],
+    );
 }
 
 #[test]

@@ -29,10 +29,11 @@ TSTP          .            g:TSTP             g:TSTP             .              
 CONT          .            resume             resume             resume         resume      .           .
 TreeChanged   .            .                  .                  .              .           .           kill
 TreeEmpty     .            .                  .                  .              .           end>down    end>down
+SurvivorsNamed .           .                  .                  .              .           .           end>down
 GuardLost     .            kill>kill          kill>kill          kill>kill      kill>kill   kill>kill   .
 Tick          .            .                  .                  .              .           .           .
 due           .            g:HUP,g:CONT>stop  g:HUP,g:CONT>stop  m:KILL>killed  look>term   look        kill
-late          .            g:HUP,g:CONT>stop  g:HUP,g:CONT>stop  m:KILL>killed  look>term   kill>kill   name,end>down
+late          .            g:HUP,g:CONT>stop  g:HUP,g:CONT>stop  m:KILL>killed  look>term   kill>kill   name
 TERM,late     .            g:HUP,g:CONT>stop  g:HUP,g:CONT>stop  kill>kill      kill>kill   kill>kill   .
 ";
 
@@ -115,6 +116,7 @@ fn event(row: &str, supervisor: &Supervisor, entered: Time) -> (Event, Time) {
         "TreeChanged" => Event::TreeChanged,
         "TreeEmpty" => Event::TreeEmpty,
         "GuardLost" => Event::GuardLost,
+        "SurvivorsNamed" => Event::SurvivorsNamed,
         "Sweep" => Event::Sweep,
         "Tick" => Event::Tick,
         "due" => return (Event::Tick, supervisor.deadline().unwrap_or(late)),

@@ -105,7 +105,7 @@ fn who_ends_behind_our_back_harms_nothing() {
             0 => sweep.send(stat, Signal::TERM),
             1 => sweep.name_all(std::slice::from_ref(stat), until),
             2 => _ = sweep.find(until),
-            _ => sweep.name_survivors(),
+            _ => _ = sweep.name_survivors(),
         }
     }
     sweep.drain();
