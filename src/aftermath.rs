@@ -53,7 +53,7 @@ pub fn tell(run: &Run, run_timeout: Option<Duration>, report: Option<&mut Destin
     if let Some(why) = &run.start_error {
         error!("{why}");
     }
-    let swept = [run.swept.summary("earlier runs"), run.swept.kept()];
+    let swept = [run.swept.summary("earlier runs", run.verdict.survivors), run.swept.kept()];
     swept.into_iter().flatten().for_each(|line| info!("{line}"));
     match run.lost {
         Some(report::Lost::Supervisor) => error!("the supervisor was killed; its guard ended all that it had started"),
@@ -63,7 +63,7 @@ pub fn tell(run: &Run, run_timeout: Option<Duration>, report: Option<&mut Destin
     if let Some(limit) = run_timeout.filter(|_| run.verdict.timed_out) {
         warn!("the service was stopped: it ran longer than {}", humantime::format_duration(limit));
     }
-    let left = [run.left.summary("the service"), run.left.kept()];
+    let left = [run.left.summary("the service", run.verdict.survivors), run.left.kept()];
     left.into_iter().flatten().for_each(|line| info!("{line}"));
     if let Some(line) = run.survivors() {
         error!("{line}");

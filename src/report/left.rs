@@ -96,16 +96,18 @@ impl Left {
         self.unnamed
     }
 
-    /// The line for people, about the leftovers of `whom`; nothing when nothing had to be ended.
-    pub fn summary(&self, whom: &str) -> Option<String> {
+    /// The line for people, about the leftovers of `whom`; nothing when nothing had to be ended. Of the unnamed it is not
+    /// known who lives if `some_live` and none of them has a name.
+    pub fn summary(&self, whom: &str, some_live: bool) -> Option<String> {
+        let unnamed = if some_live && self.survivors().is_empty() { 0 } else { self.unnamed };
         let counted = |label: &str| self.list.iter().filter(|one| ended(one) == label).count();
         let (term, kill, itself) =
             (counted(&Signal::TERM.to_string()), counted(&Signal::KILL.to_string()), counted("by itself"));
-        let total = term + kill + itself + self.unnamed;
+        let total = term + kill + itself + unnamed;
         if total == 0 {
             return None;
         }
-        let parts = [(term, "by SIGTERM"), (kill, "by SIGKILL"), (itself, "by itself"), (self.unnamed, "unnamed")];
+        let parts = [(term, "by SIGTERM"), (kill, "by SIGKILL"), (itself, "by itself"), (unnamed, "unnamed")];
         let how: Vec<String> =
             parts.iter().filter(|(count, _)| *count > 0).map(|(count, how)| format!("{count} {how}")).collect();
         let gone: Vec<&Leftover> =
