@@ -368,7 +368,7 @@ impl Lineage {
     }
 
     /// Takes down who is left, `others` besides our descendants. A dead child that cannot be reaped counts: somebody who traces
-    /// it holds it. False when nobody is found.
+    /// it holds it. False when nobody alive is found: who only was not reaped yet may be gone at the next look.
     pub fn name_survivors(&mut self, others: &[Pid]) -> bool {
         let until = Instant::now() + NAMING_TIME;
         let mut left = BTreeMap::new();
@@ -390,7 +390,7 @@ impl Lineage {
         }
         let stats: Vec<Stat> = left.values().map(|(stat, _)| stat.clone()).collect();
         self.name(&stats);
-        let found = !left.is_empty();
+        let found = left.values().any(|(stat, _)| !stat.is_zombie());
         for (stat, wchan) in left.into_values() {
             self.leftovers.survived(stat.pid, stat.state, wchan);
         }

@@ -62,8 +62,27 @@ impl Held {
             Some(events) => cgroup::populated(events.as_fd()),
             None => self.cgroup.is_populated(),
         };
-        answer.unwrap_or(false)
+        answer.unwrap_or(false) && !self.has_us_alone()
     }
+
+    fn members(&self) -> Vec<Pid> {
+        self.cgroup.members().unwrap_or_default()
+    }
+
+    /// A service with the rights may have put us into it, which frozen or killed as a whole would take us with it.
+    fn has_us(&self) -> bool {
+        self.members().into_iter().any(is_one_of_us)
+    }
+
+    fn has_us_alone(&self) -> bool {
+        let members = self.members();
+        !members.is_empty() && members.into_iter().all(is_one_of_us)
+    }
+}
+
+/// Ourselves, or the process above us, which is the guard where there is one.
+fn is_one_of_us(pid: Pid) -> bool {
+    [nix::unistd::getpid(), nix::unistd::getppid()].iter().any(|us| us.as_raw() == pid)
 }
 
 impl Containment {
@@ -174,19 +193,22 @@ impl Containment {
     pub fn terminate_leftovers(&mut self, until: Instant) {
         self.lineage.terminate_leftovers(until);
         if let Some(held) = &self.cgroup {
-            self.lineage.terminate_others(|| held.cgroup.members().unwrap_or_default());
+            let others = || held.members().into_iter().filter(|pid| !is_one_of_us(*pid)).collect();
+            self.lineage.terminate_others(others);
         }
     }
 
     /// Sends SIGKILL to all that is left, the main process included. Breaks off at `until`.
     pub fn kill_tree(&mut self, until: Instant) {
-        let Some(held) = &mut self.cgroup else { return self.lineage.kill_tree(until) };
+        let Some(held) = self.cgroup.as_mut().filter(|held| !held.has_us()) else {
+            return self.lineage.kill_tree(until);
+        };
         let is_first = held.killed.is_none();
         if is_first {
             // With nobody being born there is time to read the names.
             held.cgroup.stop_births();
             self.lineage.name_before_the_kill(until);
-            self.lineage.tell_of_the_kill(&held.cgroup.members().unwrap_or_default());
+            self.lineage.tell_of_the_kill(&held.members());
         }
         let killed = held.cgroup.kill();
         if let (true, Killed::OneByOne { refused, .. }) = (is_first, &killed) {
@@ -205,7 +227,8 @@ impl Containment {
 
     /// Takes down who is left. False when nobody is found.
     pub fn name_survivors(&mut self) -> bool {
-        let others = self.cgroup.as_ref().and_then(|held| held.cgroup.members().ok()).unwrap_or_default();
+        let members = self.cgroup.as_ref().map(Held::members).unwrap_or_default();
+        let others: Vec<Pid> = members.into_iter().filter(|pid| !is_one_of_us(*pid)).collect();
         self.lineage.name_survivors(&others)
     }
 

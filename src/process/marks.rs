@@ -28,7 +28,8 @@ const LONGEST: usize = 4096;
 /// The most entries that are kept: each variable stands there once, unless somebody plays with us.
 const MOST: usize = 16;
 
-/// How long we wait for one process. Far more than a reading takes, and short beside the time there is for all of them.
+/// How long we wait for one process that waits in the kernel. Far more than a reading takes, and short beside the time there
+/// is for all of them.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 /// What one process carries.

@@ -57,6 +57,10 @@ pub(super) fn ask(
             drop(teller);
             let mut text = Vec::new();
             let mut finished = listen(&mut told, &mut text, until, patience);
+            // On a loaded machine it may not have had its turn: then nobody keeps it waiting.
+            while !finished && Instant::now() < until && is_waiting_its_turn(proc, reader) {
+                finished = listen(&mut told, &mut text, until, patience);
+            }
             // SAFETY: our direct child, not reaped.
             unsafe { libc::kill(reader, libc::SIGKILL) };
             let mut ended = finished;
@@ -73,6 +77,10 @@ pub(super) fn ask(
             Some(Told { records, finished })
         }
     }
+}
+
+fn is_waiting_its_turn(proc: &Proc, reader: Pid) -> bool {
+    proc.process(reader).and_then(|process| process.stat()).is_ok_and(|stat| stat.state == 'R')
 }
 
 /// The reader's side. Each record: pid, length, and what was answered.

@@ -55,7 +55,19 @@ fn make_one(above: &OwnedFd, part: &CStr, path: &Path, owner: u32) -> Result<Own
     {
         return Err(without("make", path, why.into()));
     }
-    open_directory(above, part, path, owner)
+    let directory = open_directory(above, part, path, owner)?;
+    close_to_others(&directory);
+    Ok(directory)
+}
+
+/// Takes the right to look into it from others, who cannot have written there.
+fn close_to_others(directory: &OwnedFd) {
+    let others = Mode::S_IRWXG | Mode::S_IRWXO;
+    if fstat(directory).is_ok_and(|stat| stat.st_mode & others.bits() != 0) {
+        let opened = openat(directory, ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty());
+        // Refused on a read-only file system, where nothing can be kept secret either.
+        let _ = opened.and_then(|opened| nix::sys::stat::fchmod(&opened, Mode::S_IRWXU));
+    }
 }
 
 /// Opens a directory if it is ours alone.

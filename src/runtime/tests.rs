@@ -401,3 +401,35 @@ fn a_users_runtime_directory_has_to_be_theirs_and_absolute() {
     }
     assert!(base(FOREIGNER, Some(theirs.path().into())).unwrap_err().contains("belongs to user"));
 }
+
+#[test]
+fn a_number_that_an_earlier_run_announced_does_not_stay_when_there_is_no_room_for_ours() {
+    let place = Place::new();
+    drop(place.entered());
+    let parent = Identity::find(nix::unistd::getppid().as_raw()).unwrap();
+    fs::write(place.path("web/lock"), format!("{} {}\n", parent.pid, parent.start)).unwrap();
+    assert!(holds_apart(|| {
+        // SAFETY: it changes this forked process only.
+        unsafe {
+            libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+            let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            assert_eq!(libc::setrlimit(libc::RLIMIT_FSIZE, &raw const none), 0);
+        }
+        let _first = place.entered();
+        let Refused::Running { pid, .. } = place.refused() else { panic!("not running") };
+        assert_ne!(pid, Some(parent.pid));
+    }));
+}
+
+#[test]
+fn a_directory_of_ours_that_others_may_look_into_is_closed_to_them() {
+    let base = tempfile::tempdir().unwrap();
+    let directory = base.path().join("supervise");
+    fs::create_dir(&directory).unwrap();
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).unwrap();
+    let owner = nix::unistd::geteuid().as_raw();
+    place::make(base.path(), owner, &"web".parse().unwrap()).ok().unwrap();
+    for path in [directory.clone(), directory.join("web")] {
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o700, "{}", path.display());
+    }
+}

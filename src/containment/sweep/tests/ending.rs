@@ -1,6 +1,8 @@
 //! Claims about how they are ended, and what is said of it.
 
 use super::*;
+use std::mem;
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 
 #[test]
 fn one_that_ignores_the_request_is_killed_and_one_that_is_stopped_takes_it() {
@@ -55,27 +57,27 @@ fn nobody_is_asked_twice() {
 #[test]
 fn who_makes_others_without_a_mark_all_the_time_leaves_none() {
     let scope = scope("spawner");
-    let length = format!("1000.{}", std::process::id());
-    let script = format!(
-        "sh -c 'trap \"\" TERM; echo $$; exec >/dev/null
-         i=0; while [ $i -lt 300 ]; do env -i setsid sleep {length} & i=$((i+1)); done; wait' &"
-    );
-    let left = Left::by(&script, &[(NAME, &scope.mark_of_name())]);
+    let mut ends = [0; 2];
+    // SAFETY: there is room for two descriptors.
+    assert_eq!(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
+    // SAFETY: both are new and ours.
+    let (held_by_all, writer) = unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) };
+    let spawner = "i=0; while [ $i -lt 250 ]; do env -i setsid sleep 30 & sleep 0.02; i=$((i+1)); done; wait";
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-c", &format!("for n in 1 2 3 4 5 6 7 8; do ({spawner}) & done")]).env(NAME, scope.mark_of_name());
+    shell.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let end = writer.as_raw_fd();
+    // SAFETY: dup is async-signal-safe. The copy is not closed by an exec, so each of them has it.
+    let shell = unsafe {
+        shell.pre_exec(move || nix::unistd::dup(BorrowedFd::borrow_raw(end)).map(mem::forget).map_err(Into::into))
+    };
+    assert!(shell.status().unwrap().success());
+    drop(writer);
+
     let mut sweep = sweep(&scope);
     assert_eq!(sweep.look(soon()), Found::Somebody);
     kill_all(&mut sweep);
-    assert!(left.is_gone());
-    assert_eq!(count_sleepers(&length), 0);
-}
-
-/// How many sleep for this long, a number that nobody else has.
-fn count_sleepers(length: &str) -> usize {
-    let proc = Proc::open().unwrap();
-    let all = proc.all().unwrap().into_iter().filter_map(|pid| hold(&proc, pid));
-    let sleepers: Vec<Stat> =
-        all.map(|(_, stat)| stat).filter(|stat| stat.comm == "sleep" && !stat.is_zombie()).collect();
-    let names = names::read(&proc, &sleepers, PATIENCE);
-    names.values().filter(|name| name.arguments.last().is_some_and(|last| last == length)).count()
+    assert!(is_readable(held_by_all.as_raw_fd(), Duration::from_secs(5)), "somebody escaped");
 }
 
 #[test]
