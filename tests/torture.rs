@@ -11,6 +11,7 @@ mod support;
 use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use libc::{SIGABRT, SIGHUP, SIGINT, SIGKILL, SIGSEGV, SIGTERM, SIGURG};
@@ -244,8 +245,7 @@ fn nothing_is_left_of_random_trees_that_die_random_deaths() {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let first = only.unwrap_or(now.as_secs() * 1_000_000);
     let end = Instant::now() + Duration::from_secs(number("TORTURE_SECONDS").unwrap_or(2));
-    // SAFETY: no memory is involved.
-    let root = unsafe { libc::geteuid() } == 0;
+    let root = is_root();
     let mut out = std::io::stderr();
     let _ = writeln!(out, "torture: first seed {first}");
     let (mut rounds, mut processes) = (0, 0);
@@ -270,6 +270,8 @@ enum Victim {
     Guard,
     Supervisor,
     Service,
+    /// Guard and supervisor, one right after the other: what the kernel does not end then is for the sweep.
+    Both,
 }
 
 /// A random run in which somebody is killed at a random moment: of the start, of the service, of the clean-up.
@@ -277,6 +279,7 @@ enum Victim {
 struct Killing {
     round: Round,
     victim: Victim,
+    containment: &'static str,
     after: Duration,
     /// Whether and when it is asked to stop, so that the death may come in the midst of that.
     stop_after: Option<Duration>,
@@ -287,7 +290,9 @@ impl Killing {
         let mut round = Round::random(seed, false);
         let mut dice = Dice::new(!seed);
         round.leftover_timeout = dice.of(&[0, 5, 20]);
-        let victim = dice.of(&[Victim::Guard, Victim::Supervisor, Victim::Service]);
+        let victim = dice.of(&[Victim::Guard, Victim::Supervisor, Victim::Service, Victim::Both]);
+        // What an ordinary user can have depends on the machine.
+        let containment = if is_root() { dice.of(&["lineage", "cgroup", "pidns"]) } else { "lineage" };
         let mut moment = |reach| Duration::from_micros(dice.below(reach).into());
         // A start takes some ms, a tree some more, a clean-up tens of them.
         let (early, late, since_the_stop) = (moment(6_000), moment(60_000), moment(60_000));
@@ -296,14 +301,14 @@ impl Killing {
             1 => (late, None),
             _ => (late + since_the_stop, Some(late)),
         };
-        Self { round, victim, after, stop_after }
+        Self { round, victim, containment, after, stop_after }
     }
 
     /// The pids, as far as they are known by the looks of the tree.
     fn pid(&self, run: &Running) -> Option<i32> {
         let child = |pid: i32| sys::children(pid).first().copied();
         match self.victim {
-            Victim::Guard => Some(run.pid()),
+            Victim::Guard | Victim::Both => Some(run.pid()),
             Victim::Supervisor => child(run.pid()),
             Victim::Service => child(run.pid()).and_then(child),
         }
@@ -313,7 +318,11 @@ impl Killing {
     fn play(&self) -> (Ended, bool) {
         let leftover_timeout = format!("{}ms", self.round.leftover_timeout);
         let config = format!("[stop]\ntarget = \"{}\"\ntimeout = \"20ms\"\n", self.round.target);
+        let name = Name::new();
         let run = Supervise::new().config(&config).options(["--leftover-timeout", &leftover_timeout]);
+        let run = run.options(["--containment", self.containment, "--name", &name.0]);
+        let runtime = run.dir().to_str().unwrap().to_owned();
+        let run = run.env("XDG_RUNTIME_DIR", &runtime);
         let run = run.guard(BOUNDED).rlimit(libc::RLIMIT_CORE, 0, 0).tree(self.round.tree.clone());
         let began = Instant::now();
         let mut run = run.start();
@@ -324,10 +333,20 @@ impl Killing {
         wait_until(began + self.after);
         let supervisor = sys::children(run.pid()).first().copied();
         let killed = self.pid(&run).is_some_and(|pid| sys::kill(pid, SIGKILL).is_ok());
+        if self.victim == Victim::Both {
+            supervisor.into_iter().for_each(|pid| drop(sys::kill(pid, SIGKILL)));
+            run.wait_end();
+            if self.containment != "pidns" {
+                name.sweep(&runtime);
+            }
+            return (run.finish_empty_within(BOUNDED), killed);
+        }
         if self.victim == Victim::Guard {
             // What is left of it now ends by itself, or nobody ends it.
             let ended = run.finish_empty_within(BOUNDED);
-            assert!(ended.signal != Some(SIGKILL) || supervisor.is_none() || !ended.report.is_null(), "{ended}");
+            // Before the start there is nothing to report.
+            let is_told = !ended.report.is_null();
+            assert!(ended.signal != Some(SIGKILL) || is_told || ended.told.is_empty(), "{ended}");
             return (ended, killed);
         }
         // Whoever was not there yet, or any more, ends nothing.
@@ -339,6 +358,7 @@ impl Killing {
         let result = ended.report["result"].as_str();
         let end = (ended.code, ended.signal);
         match self.victim {
+            Victim::Both => assert!(result != Some("survivors"), "{ended}"),
             Victim::Guard if end == (None, Some(SIGKILL)) => assert!(result != Some("supervisor-lost"), "{ended}"),
             // A stop before our first instructions; nothing was started.
             _ if end == (None, Some(SIGTERM)) => assert!(result.is_none(), "{ended}"),
@@ -352,6 +372,45 @@ impl Killing {
             }
         }
     }
+}
+
+/// The name of a run that no other has, and what there is of it in the file system.
+struct Name(String);
+
+impl Name {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        Self(format!("torture-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    /// Ends what a run left that could end nothing any more.
+    fn sweep(&self, runtime: &str) {
+        let mut sweep = std::process::Command::new(env!("CARGO_BIN_EXE_supervise"));
+        sweep.args(["--leftover-timeout", "20ms", "sweep", &self.0]).env("XDG_RUNTIME_DIR", runtime);
+        // The reader of names of a supervisor that was killed may hold the lock for a moment.
+        let until = Instant::now() + BOUNDED;
+        loop {
+            let output = sweep.output().unwrap();
+            let text = String::from_utf8_lossy(&output.stderr);
+            if output.status.success() {
+                return;
+            }
+            assert!(text.contains("is running already") && Instant::now() < until, "{text}");
+        }
+    }
+}
+
+impl Drop for Name {
+    fn drop(&mut self) {
+        if is_root() {
+            let _ = std::fs::remove_dir_all(format!("/run/supervise/{}", self.0));
+        }
+    }
+}
+
+fn is_root() -> bool {
+    // SAFETY: no memory is involved.
+    unsafe { libc::geteuid() == 0 }
 }
 
 fn wait_until(moment: Instant) {
@@ -387,7 +446,7 @@ fn nothing_is_left_when_one_of_us_is_killed_at_a_random_moment() {
         });
         if killed || only.is_some() {
             done += 1;
-            *counts.entry(killing.victim).or_insert(0) += 1;
+            *counts.entry((killing.victim, killing.containment)).or_insert(0) += 1;
             *results.entry(result).or_insert(0) += 1;
         }
     }

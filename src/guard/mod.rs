@@ -20,7 +20,7 @@ use crate::containment::Containment;
 use crate::containment::cgroup::Cgroup;
 use crate::containment::leftover::Leftovers;
 use crate::process::reap::{Change, Left, reap};
-use crate::process::signals::{SignalSource, queue};
+use crate::process::signals::{SignalSource, queue, queue_no_more};
 use crate::process::terminal::suspend;
 use crate::process::{Pid, descriptors, memory};
 use crate::signal::Signal;
@@ -147,6 +147,7 @@ impl Guard {
                 Message::Hold(lock) => self.locks.push(lock),
                 Message::Suspend(signal) => self.link.answer(suspend(signal)),
                 Message::Successor(pid) => {
+                    queue_no_more(self.supervisor);
                     self.supervisor = pid;
                     self.tree.guards(pid, self.contained.own_session);
                 }

@@ -4,7 +4,7 @@ use super::Guard;
 use super::link::{self, Link};
 use crate::containment::Containment;
 use crate::containment::lineage::Lineage;
-use crate::process::signals::SignalSource;
+use crate::process::signals::{SignalSource, pass_on_to};
 use crate::process::{Pid, title};
 use std::io;
 
@@ -71,15 +71,21 @@ pub fn fork(group: Group) -> io::Result<Role> {
 
 fn become_supervisor(group: Group, guard: Pid) {
     title::change(NAME);
-    // SAFETY: our own group and a constant option. The group may be refused to nobody but a session's leader, which a new
-    // process is not. Until something is started, there is nothing to do after the guard's death, and a supervisor that waits
-    // for its configuration (a FIFO) would not see it.
+    if group == Group::Own {
+        // SAFETY: our own group, which is refused to nobody but a session's leader, and that a new process is not.
+        unsafe { libc::setpgid(0, 0) };
+        // Until something is started, there is nothing to do after the guard's death, and a supervisor that waits for its
+        // configuration (a FIFO) would not see it.
+        die_with(guard);
+    }
+}
+
+/// Has the kernel kill us when the guard dies, which may have happened already.
+fn die_with(guard: Pid) {
+    // SAFETY: a constant option; the end of a process of which nobody waits for more.
     unsafe {
-        if group == Group::Own {
-            libc::setpgid(0, 0);
-        }
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-        if group == Group::Own && libc::getppid() != guard {
+        if libc::getppid() != guard {
             libc::_exit(125);
         }
     }
@@ -108,7 +114,9 @@ pub fn hand_over(guarded: Guarded, callers_group: Pid) -> io::Result<Guarded> {
         // Seen from inside a new pid namespace, what is outside has no number.
         0 => Ok(Guarded { link: guarded.link, pid: 0 }),
         successor => {
+            die_with(guarded.pid);
             guarded.link.successor(successor);
+            pass_on_to(successor, guarded.pid);
             // SAFETY: ends this process at once; nothing of the child's is flushed twice.
             unsafe { libc::_exit(0) }
         }

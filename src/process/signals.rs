@@ -85,6 +85,38 @@ pub fn queue(supervisor: Pid, received: Received) {
     }
 }
 
+/// Tells a former supervisor that no more come to it. As `queue`.
+pub fn queue_no_more(former: Pid) {
+    let value = libc::sigval { sival_ptr: std::ptr::null_mut() };
+    // SAFETY: as in `queue`. Were it refused, the other would not wait for ever.
+    unsafe { libc::sigqueue(former, CARRIER, value) };
+}
+
+/// How long a former supervisor waits for the word that no more come.
+static LONGEST_WAIT: libc::timespec = libc::timespec { tv_sec: 2, tv_nsec: 0 };
+
+/// Passes on to our successor, a child of ours, what came to us and what still comes, until the guard says that no more come.
+pub fn pass_on_to(successor: Pid, guard: Pid) {
+    let mut all = MaybeUninit::uninit();
+    // SAFETY: the set is ours and initialised by sigfillset before it is used; the siginfo is written when a signal is taken.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        loop {
+            let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+            let taken = libc::sigtimedwait(all.as_ptr(), info.as_mut_ptr(), &raw const LONGEST_WAIT);
+            let info = info.assume_init();
+            let is_passed_on = taken == CARRIER && info.si_code == libc::SI_QUEUE && info.si_pid() == guard;
+            match (taken, is_passed_on.then(|| info.si_value())) {
+                (-1, _) => return,
+                (_, Some(value)) if value.sival_ptr.is_null() => return,
+                (_, Some(value)) => _ = libc::sigqueue(successor, CARRIER, value),
+                // Past the guard, and too early to mean anything.
+                (_, None) => {}
+            }
+        }
+    }
+}
+
 /// The descriptor that all our signals come through.
 #[derive(Debug)]
 pub struct SignalSource {
