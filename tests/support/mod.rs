@@ -3,6 +3,7 @@
 //! * [`supervise`]: the builder for the program under test, with an example.
 //! * [`running`]: what a test does with it while it runs; [`ended`]: the verdict at its end.
 //! * [`tree`]: the process trees it has to cope with.
+//! * [`ours`]: guard and supervisor, and their deaths.
 //! * [`fault`]: system calls that fail, disks that are full.
 //! * [`pty`]: a terminal with a shell's job control.
 //! * [`need`]: what a test needs of the machine.
@@ -12,6 +13,7 @@
 pub(crate) mod ended;
 pub(crate) mod fault;
 pub(crate) mod need;
+pub(crate) mod ours;
 mod program;
 pub(crate) mod pty;
 pub(crate) mod running;

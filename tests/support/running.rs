@@ -166,7 +166,8 @@ impl Running {
     /// Its pid as we see it, in a namespace, too.
     pub(crate) fn pid_of(&mut self, name: &str) -> i32 {
         let inside = self.node(name).pid;
-        if self.launch.space == Space::Ours {
+        // By this word the program makes a namespace by itself.
+        if self.launch.space == Space::Ours && !self.launch.argv.iter().any(|word| word == "pidns") {
             return inside;
         }
         let found = sys::descendants(self.warden_pid()).into_iter().find(|stat| inner_pid(stat.pid) == Some(inside));

@@ -66,6 +66,7 @@ pub(crate) enum Io {
 pub(crate) struct Supervise {
     pub(super) dir: TempDir,
     program: PathBuf,
+    wrapper: Vec<String>,
     options: Vec<String>,
     config: Option<String>,
     pub(super) tree: Option<Node>,
@@ -100,6 +101,7 @@ impl Supervise {
         Self {
             dir,
             program: program.into(),
+            wrapper: Vec::new(),
             options: Vec::new(),
             config: None,
             tree: None,
@@ -154,6 +156,12 @@ impl Supervise {
     pub(crate) fn look(self) -> Self {
         let node = node_program().to_str().unwrap().to_owned();
         self.command([node, "look".to_owned()])
+    }
+
+    /// Behind these words, which become the program by exec: `["unshare", "-m", "sh", "-c", "mount …; exec \"$@\"", "sh"]`.
+    pub(crate) fn wrapped_in<S: Into<String>>(mut self, wrapper: impl IntoIterator<Item = S>) -> Self {
+        self.wrapper = wrapper.into_iter().map(Into::into).collect();
+        self
     }
 
     /// Without `--report`.
@@ -328,7 +336,8 @@ impl Supervise {
 
     fn command_line(&self) -> Vec<String> {
         let path = |name: &str| self.dir().join(name).to_str().unwrap().to_owned();
-        let mut argv = vec![self.program.to_str().unwrap().to_owned()];
+        let mut argv: Vec<String> = self.wrapper.iter().map(|word| self.fill_in(word)).collect();
+        argv.push(self.program.to_str().unwrap().to_owned());
         argv.extend(self.options.iter().map(|option| self.fill_in(option)));
         if self.report {
             argv.extend(["--report".to_owned(), path("report.json")]);

@@ -204,9 +204,14 @@ impl Members {
     /// The same, and all above us.
     fn never(&self, proc: &Proc) -> BTreeSet<Pid> {
         let mut never = self.ours();
-        let mut above = Some(nix::unistd::getpid().as_raw());
-        while let Some(pid) = above.filter(|_| never.len() < DEEPEST) {
-            above = hold(proc, pid).map(|(_, stat)| stat.ppid).filter(|parent| *parent > 0 && never.insert(*parent));
+        let mut above = nix::unistd::getpid().as_raw();
+        for _ in 0..DEEPEST {
+            // Who is known already, as the guard is, has somebody above, too.
+            match hold(proc, above).map(|(_, stat)| stat.ppid) {
+                Some(parent) if parent > 0 => above = parent,
+                _ => break,
+            }
+            never.insert(above);
         }
         never
     }
