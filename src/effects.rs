@@ -345,6 +345,7 @@ impl Effects {
             Some(_) => self.look_around(now),
             None => (self.main.is_none() && self.means.containment.is_empty(left), changed),
         };
+        self.looked_in_vain &= !changed;
         if main_ended && !is_empty {
             self.tell_guard(None);
         }

@@ -6,6 +6,7 @@
 
 use crate::process::Pid;
 use crate::signal::Signal;
+use nix::errno::Errno;
 use nix::sys::socket::{
     AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, recv, recvmsg, sendmsg,
     socketpair,
@@ -119,36 +120,44 @@ impl Link {
         match nix::unistd::read(&self.0, &mut byte) {
             Ok(1) if byte == [WAS_STOPPED] => Some(Answer::WasStopped),
             Ok(1) => Some(Answer::NoEffect),
-            Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR) => None,
+            Err(Errno::EAGAIN | Errno::EINTR) => None,
             Ok(_) | Err(_) => Some(Answer::Lost),
         }
     }
 }
 
 impl GuardEnd {
-    /// The next message, if there is one.
+    /// The next message, if there is one. What cannot be heard, as a filter has it, is heard no more.
     pub fn receive(&self) -> Option<Message> {
+        match self.try_receive() {
+            Ok(message) => message,
+            Err(Errno::EAGAIN | Errno::EINTR) => None,
+            Err(_) => Some(Message::End),
+        }
+    }
+
+    fn try_receive(&self) -> nix::Result<Option<Message>> {
         // The length first: a buffer for the longest would be touched for each.
         let peek = MsgFlags::MSG_PEEK | MsgFlags::MSG_TRUNC;
-        let length = recv(self.0.as_raw_fd(), &mut [], peek).ok()?;
+        let length = recv(self.0.as_raw_fd(), &mut [], peek)?;
         let mut text = vec![0; length];
         let mut space = nix::cmsg_space!(RawFd);
         let mut parts = [IoSliceMut::new(&mut text)];
         let flags = MsgFlags::MSG_CMSG_CLOEXEC;
-        let received = recvmsg::<()>(self.0.as_raw_fd(), &mut parts, Some(&mut space), flags).ok()?;
+        let received = recvmsg::<()>(self.0.as_raw_fd(), &mut parts, Some(&mut space), flags)?;
         let length = received.bytes;
         if length == 0 {
-            return Some(Message::End);
+            return Ok(Some(Message::End));
         }
         let mut descriptor = None;
-        for message in received.cmsgs().ok()? {
+        for message in received.cmsgs()? {
             if let ControlMessageOwned::ScmRights(descriptors) = message {
                 // SAFETY: the kernel has just made them for us.
                 descriptor = descriptors.into_iter().map(|new| unsafe { OwnedFd::from_raw_fd(new) }).next();
             }
         }
         text.truncate(length);
-        decode(&text, descriptor)
+        Ok(decode(&text, descriptor))
     }
 
     /// Says whether the stop that was asked for had an effect. If it had, SIGCONT is behind us.

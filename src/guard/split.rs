@@ -116,9 +116,10 @@ pub fn hand_over(guarded: Guarded, callers_group: Pid) -> io::Result<Guarded> {
         successor => {
             die_with(guarded.pid);
             guarded.link.successor(successor);
-            pass_on_to(successor, guarded.pid);
+            let is_handed_over = pass_on_to(successor, guarded.pid);
+            // A guard that has not heard of it takes this for the end.
             // SAFETY: ends this process at once; nothing of the child's is flushed twice.
-            unsafe { libc::_exit(0) }
+            unsafe { libc::_exit(if is_handed_over { 0 } else { 125 }) }
         }
     }
 }

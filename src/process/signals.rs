@@ -76,11 +76,11 @@ pub fn queue(supervisor: Pid, received: Received) {
     let number = received.signal.number();
     let carried = usize::try_from(number).unwrap_or(0) << 1 | usize::from(received.by_kernel);
     let value = libc::sigval { sival_ptr: std::ptr::without_provenance_mut(carried) };
-    // SAFETY: a number that is still our child's. When the queue is full (EAGAIN) a standard signal gets there as itself, and a
-    // real-time one is lost, as it would have been had it been sent to the supervisor.
+    // SAFETY: a number that is still our child's. When the queue is full (EAGAIN; it is one for all processes of a user), or a
+    // filter refuses this call, it gets there as itself.
     unsafe {
         if libc::sigqueue(supervisor, CARRIER, value) != 0 {
-            libc::sigqueue(supervisor, number, value);
+            libc::kill(supervisor, number);
         }
     }
 }
@@ -96,7 +96,9 @@ pub fn queue_no_more(former: Pid) {
 static LONGEST_WAIT: libc::timespec = libc::timespec { tv_sec: 2, tv_nsec: 0 };
 
 /// Passes on to our successor, a child of ours, what came to us and what still comes, until the guard says that no more come.
-pub fn pass_on_to(successor: Pid, guard: Pid) {
+/// False when it does not say so.
+#[must_use]
+pub fn pass_on_to(successor: Pid, guard: Pid) -> bool {
     let mut all = MaybeUninit::uninit();
     // SAFETY: the set is ours and initialised by sigfillset before it is used; the siginfo is written when a signal is taken.
     unsafe {
@@ -107,8 +109,8 @@ pub fn pass_on_to(successor: Pid, guard: Pid) {
             let info = info.assume_init();
             let is_passed_on = taken == CARRIER && info.si_code == libc::SI_QUEUE && info.si_pid() == guard;
             match (taken, is_passed_on.then(|| info.si_value())) {
-                (-1, _) => return,
-                (_, Some(value)) if value.sival_ptr.is_null() => return,
+                (-1, _) => return false,
+                (_, Some(value)) if value.sival_ptr.is_null() => return true,
                 (_, Some(value)) => _ = libc::sigqueue(successor, CARRIER, value),
                 // Past the guard, and too early to mean anything.
                 (_, None) => {}
@@ -177,13 +179,15 @@ impl SignalSource {
 impl SignalSource {
     fn received(&self, info: &libc::signalfd_siginfo) -> Option<Received> {
         let sender = Pid::try_from(info.ssi_pid).ok();
-        let passed_on = self.guard.is_some() && info.ssi_code == libc::SI_QUEUE && sender == self.guard;
-        if passed_on {
+        if self.guard.is_some() && info.ssi_code == libc::SI_QUEUE && sender == self.guard {
             let signal = Signal::from_number(info.ssi_int >> 1)?;
             return Some(Received { signal, by_kernel: info.ssi_int & 1 != 0, past_the_guard: false });
         }
         let signal = i32::try_from(info.ssi_signo).ok().and_then(Signal::from_number)?;
-        Some(Received { signal, by_kernel: info.ssi_code > 0, past_the_guard: self.guard.is_some() })
+        // Sent by 0 it lost its sender, as one for which the queue had no room does.
+        let may_be_the_guards = info.ssi_code == libc::SI_USER && (sender == self.guard || sender == Some(0));
+        let past_the_guard = self.guard.is_some() && !may_be_the_guards;
+        Some(Received { signal, by_kernel: info.ssi_code > 0, past_the_guard })
     }
 }
 

@@ -100,3 +100,37 @@ fn without_being_the_one_that_orphans_fall_to_nothing_is_started() {
     let subreaper = libc::PR_SET_CHILD_SUBREAPER.cast_unsigned();
     nothing_was_started(Fault::new().fails_with(libc::SYS_prctl, 0, subreaper, EPERM));
 }
+
+#[test]
+fn signals_are_passed_on_where_they_cannot_be_queued() {
+    let service = || node("main").reports([libc::SIGHUP, libc::SIGUSR1]).on(SIGTERM, crate::support::Act::Exit(9));
+    let full = |run: Supervise| run.rlimit(libc::RLIMIT_SIGPENDING, 0, 0);
+    let refused = |run: Supervise| run.fault(Fault::new().fails(libc::SYS_rt_sigqueueinfo, EPERM));
+    let cannot_queue: [fn(Supervise) -> Supervise; 2] = [full, refused];
+    for cannot_queue in cannot_queue {
+        let mut run = cannot_queue(Supervise::new()).tree(service()).start();
+        run.wait_up();
+        for signal in [libc::SIGHUP, libc::SIGUSR1] {
+            run.signal(signal);
+            run.wait_got("main", signal, 1);
+        }
+        run.signal(SIGTERM);
+        let ended = run.finish();
+        assert_eq!(ended.code, Some(9), "{ended}");
+    }
+}
+
+#[test]
+fn a_guard_that_cannot_hear_takes_no_killed_service_for_a_success() {
+    if !crate::support::need_root() {
+        return;
+    }
+    for call in [libc::SYS_recvmsg, libc::SYS_recvfrom, libc::SYS_sendmsg] {
+        let run = Supervise::new().without_report().fault(Fault::new().fails(call, EPERM));
+        let run = run.options(["--containment", "pidns"]).command(["sh", "-c", "sleep 1000"]);
+        let mut run = run.start();
+        run.wait_end();
+        let ended = run.finish_empty_within(Duration::from_secs(20));
+        assert_eq!(ended.code, Some(125), "{ended}");
+    }
+}
