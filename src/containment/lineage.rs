@@ -398,8 +398,26 @@ impl Lineage {
     }
 
     /// Everyone who was left, for the report.
-    pub fn into_leftovers(self) -> Leftovers {
+    pub fn into_leftovers(mut self) -> Leftovers {
+        self.name_the_kept();
         self.leftovers
+    }
+
+    /// Where all others went by the stop signal, nobody has looked at them yet.
+    fn name_the_kept(&mut self) {
+        if !self.keep.is_anybody() {
+            return;
+        }
+        let until = Instant::now() + NAMING_TIME;
+        let mut kept = Vec::new();
+        let _ = self.finder.walk(&mut |member| {
+            if self.keep.has(member.stat) && !self.leftovers.knows(member.stat) {
+                kept.push(member.stat.clone());
+            }
+            go_on(until)
+        });
+        self.name(&kept);
+        kept.iter().for_each(|stat| self.leftovers.keep(stat.pid));
     }
 }
 

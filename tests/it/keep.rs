@@ -107,6 +107,7 @@ fn kept_ones_outlive_a_stop_whoever_gets_the_signal() {
         let ended = run.finish_with_leftovers();
         assert_eq!((ended.code, &ended.report["stop_signal"]), (Some(143), &"SIGTERM".into()), "{target}: {ended}");
         kept_ones_live(&ended);
+        kept_ones_are_named(&ended);
     }
 }
 

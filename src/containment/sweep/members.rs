@@ -219,15 +219,21 @@ impl Members {
     /// Before anybody is proven by anything else.
     fn ask_who_is_kept(&mut self, crowd: &Crowd<'_>, until: Instant, look: &mut Look) {
         let is_new = |stat: &&Stat| !self.asked.contains_key(&key(stat)) && crowd.may_have(stat);
-        let unknown: Vec<Stat> = crowd.stats.values().filter(is_new).cloned().collect();
+        let mut unknown: Vec<Stat> = crowd.stats.values().filter(is_new).cloned().collect();
+        // Parents before their children: who is below a kept one is kept, whatever it did to its environment.
+        unknown.sort_by_key(|stat| (stat.start, stat.pid));
         let read = marks::read(crowd.proc, &unknown, until);
         look.finished &= read.finished;
         for stat in unknown {
             let marks = read.marks.get(&stat.pid);
-            if marks.is_some_and(|marks| marks.is_kept() && is_leftover(&self.scope, &self.here, marks)) {
+            let parent = crowd.stats.get(&stat.ppid).map(key);
+            let is_below_one = parent.is_some_and(|parent| self.asked.get(&parent) == Some(&true));
+            let is_leftover = marks.is_some_and(|marks| is_leftover(&self.scope, &self.here, marks));
+            let is_kept = is_below_one || marks.is_some_and(Marks::is_kept);
+            if is_kept && (is_leftover || is_below_one && self.kept.iter().any(|kept| Some(key(kept)) == parent)) {
                 self.kept.push(stat.clone());
             }
-            self.asked.insert(key(&stat), marks.is_some_and(Marks::is_kept));
+            self.asked.insert(key(&stat), is_kept);
         }
     }
 
