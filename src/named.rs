@@ -28,7 +28,9 @@ impl Named {
         let runtime = match Runtime::enter(name, announced) {
             Entered::Alone(runtime) => Some(runtime),
             Entered::Without(why) => {
-                warn!("{name:?} has no runtime directory: {why}; a second start is not refused, and nothing is swept");
+                warn!(
+                    "\"{name}\" has no runtime directory: {why}; a second start is not refused, and nothing is swept"
+                );
                 None
             }
             Entered::Refused(refused) => return Err(refused),

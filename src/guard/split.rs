@@ -8,9 +8,6 @@ use crate::process::signals::{SignalSource, pass_on_to};
 use crate::process::{Pid, title};
 use std::io;
 
-/// The supervisor's name beside the guard's.
-const NAME: &std::ffi::CStr = c"supervisor";
-
 /// Which of the two this process is.
 #[derive(Debug)]
 pub enum Role {
@@ -70,7 +67,7 @@ pub fn fork(group: Group) -> io::Result<Role> {
 }
 
 fn become_supervisor(group: Group, guard: Pid) {
-    title::change(NAME);
+    title::become_supervisor();
     if group == Group::Own {
         // SAFETY: our own group, which is refused to nobody but a session's leader, and that a new process is not.
         unsafe { libc::setpgid(0, 0) };

@@ -204,6 +204,16 @@ impl Process {
         self.behind(c"ns/pid").map(|(_, inode)| inode)
     }
 
+    /// Whether one of its descriptors leads to this file, as the kernel has it: with " (deleted)" behind the path of one that is
+    /// gone. False when we may not know.
+    pub fn has_open(&self, target: &str) -> bool {
+        let descriptors = numbers_in(&self.directory, c"fd").unwrap_or_default();
+        descriptors.into_iter().any(|number| {
+            let link = nix::fcntl::readlinkat(&self.directory, format!("fd/{number}").as_str());
+            link.is_ok_and(|link| link.as_encoded_bytes() == target.as_bytes())
+        })
+    }
+
     /// Its root directory, as device and inode; nothing when we may not know. Waits for the file system that it is in.
     pub fn root(&self) -> Option<(u64, u64)> {
         self.behind(c"root")

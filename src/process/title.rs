@@ -3,6 +3,9 @@
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
+/// The name of a supervisor beside its guard's.
+pub const SUPERVISOR: &str = "supervisor";
+
 /// Where the arguments lie that `/proc/PID/cmdline` shows, and how long they are.
 static ARGUMENTS: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
 static LENGTH: AtomicUsize = AtomicUsize::new(0);
@@ -26,8 +29,14 @@ pub unsafe fn remember(count: usize, argv: *const *const libc::c_char) {
     }
 }
 
-/// Takes another name and command line, as far as there is room for it: who kills us by our name is not to kill both.
-pub fn change(name: &CStr) {
+/// Takes the supervisor's name and command line, as far as there is room for it: who kills us by our name is not to kill both.
+pub fn become_supervisor() {
+    const NAME: &CStr = c"supervisor";
+    debug_assert_eq!(NAME.to_str(), Ok(SUPERVISOR));
+    change(NAME);
+}
+
+fn change(name: &CStr) {
     // SAFETY: PR_SET_NAME copies up to 15 bytes and the NUL.
     unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
     let (start, length) = (ARGUMENTS.load(Ordering::Relaxed), LENGTH.load(Ordering::Relaxed));

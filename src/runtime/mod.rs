@@ -20,7 +20,8 @@ pub use state::{Identity, Invocation};
 use crate::log::reason;
 use crate::process::Pid;
 use crate::process::marks::RUNTIME;
-use crate::process::proc::Proc;
+use crate::process::proc::{Proc, Process};
+use crate::process::title::SUPERVISOR;
 use nix::fcntl::OFlag;
 use std::ffi::{CStr, OsString};
 use std::fmt;
@@ -122,6 +123,9 @@ impl Runtime {
             let refused = Refused::Running { pid: holder(&lock), name: name.to_string() };
             return Err(Failure::Refused(refused));
         }
+        if let Some(pid) = holder_of_a_removed_lock(&path.join("lock")) {
+            return Err(Failure::Refused(Refused::Running { pid: Some(pid), name: name.to_string() }));
+        }
         // The lock holds without it; a second start then says less.
         let _ = announce(&lock, announced);
         Ok(Runtime { directory, lock, path, owner })
@@ -207,6 +211,24 @@ fn base(owner: u32, of_user: Option<OsString>) -> Result<PathBuf, String> {
         }
         Ok(_) => Ok(base),
     }
+}
+
+/// Who runs with a lock that was removed since: by a clean-up of `/run`, or with XDG_RUNTIME_DIR at a logout. What it runs
+/// would be taken for a leftover.
+fn holder_of_a_removed_lock(lock: &Path) -> Option<Pid> {
+    let proc = Proc::open().ok()?;
+    let us = nix::unistd::getpid().as_raw();
+    let root = proc.process(us).ok()?.root();
+    let removed = format!("{} (deleted)", lock.display());
+    proc.all().ok()?.into_iter().filter(|pid| *pid != us).find_map(|pid| {
+        let process = proc.process(pid).ok()?;
+        let stat = process.stat().ok()?;
+        let holds = |process: &Process| process.root() == root && process.has_open(&removed);
+        // Below a guard it has this name always, and people know the guard.
+        let is_one = [SUPERVISOR, "supervise"].contains(&&*stat.comm) && holds(&process);
+        let guard = || proc.process(stat.ppid).ok().filter(holds).map(|_| stat.ppid);
+        is_one.then(|| guard().unwrap_or(pid))
+    })
 }
 
 /// Writes the process that people see into the lock, with its start time, so that a number that is another's by now is not

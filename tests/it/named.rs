@@ -47,6 +47,23 @@ fn is_free(named: &Named) {
 // The lock.
 
 #[test]
+fn a_run_whose_lock_was_removed_is_not_taken_for_a_leftover() {
+    for named in both() {
+        for options in [&[][..], &["--guard", "off"]] {
+            let mut first = up(named.run().options(options.iter().copied()));
+            fs::remove_dir_all(named.directory()).unwrap();
+            // The first of these makes a lock of its own.
+            for _ in 0..2 {
+                is_refused(&a_second(&named), &named, first.pid());
+            }
+            first.let_go("main");
+            assert_eq!(first.finish().code, Some(3));
+            is_free(&named);
+        }
+    }
+}
+
+#[test]
 fn a_second_start_is_refused_with_the_pid_of_the_first() {
     for named in both() {
         for options in [&[][..], &["--guard", "off"], &["--containment", "pidns"], &["--containment", "lineage"]] {
