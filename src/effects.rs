@@ -420,8 +420,12 @@ impl Effects {
 
     /// Gives back what is needed after a sweep, and tells who was left.
     pub fn finish_sweep(self) -> (Option<Guarded>, Option<Named>, Leftovers) {
-        let Means { guarded, named, .. } = self.means;
-        (guarded, named, self.sweep.map(Sweep::into_leftovers).unwrap_or_default())
+        let Means { guarded, mut named, record, .. } = self.means;
+        let leftovers = self.sweep.map(Sweep::into_leftovers).unwrap_or_default();
+        if let Some(named) = named.as_mut().filter(|_| leftovers.survivors().next().is_some()) {
+            named.survived(&record.invocation, leftovers.survivors());
+        }
+        (guarded, named, leftovers)
     }
 
     /// Gives the terminal back and tells what became of the run.
@@ -432,8 +436,12 @@ impl Effects {
             terminal.put_modes_back();
         }
         let leftovers = containment.into_leftovers();
-        if let Some(mut named) = named.filter(|_| self.verdict.is_some_and(|verdict| !verdict.survivors)) {
-            named.ended();
+        match named {
+            Some(mut named) if self.verdict.is_some_and(|verdict| verdict.survivors) => {
+                named.survived(&record.invocation, leftovers.survivors());
+            }
+            Some(mut named) => named.ended(),
+            None => {}
         }
         Outcome { record, leftovers, start_error: self.start_error, service_ended: self.service_ended }
     }

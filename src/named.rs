@@ -4,6 +4,7 @@ use crate::containment::sweep::{Scope, Sweep};
 use crate::log::reason;
 use crate::process::Pid;
 use crate::process::marks;
+use crate::process::proc::Stat;
 use crate::runtime::{Entered, Identity, Invocation, Name, Refused, Runtime};
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -104,6 +105,16 @@ impl Named {
     /// Takes this invocation off the record: it is proven that nothing of it is left.
     pub fn ended(&mut self) {
         self.on_record.pop();
+        self.write();
+    }
+
+    /// Leaves it on record with those that could not be ended.
+    pub fn survived<'s>(&mut self, id: &str, survivors: impl Iterator<Item = &'s Stat>) {
+        let survivors: Vec<Identity> = survivors.map(|stat| Identity { pid: stat.pid, start: stat.start }).collect();
+        match self.on_record.last_mut() {
+            Some(last) => last.survivors.extend(survivors),
+            None => self.on_record.push(Invocation { survivors, ..Invocation::begin(id.to_owned()) }),
+        }
         self.write();
     }
 

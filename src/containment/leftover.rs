@@ -163,6 +163,12 @@ impl Leftovers {
         }
     }
 
+    /// Those that could not be ended.
+    pub fn survivors(&self) -> impl Iterator<Item = &Stat> {
+        let survived = |leftover: &&Leftover| matches!(leftover.fate, Fate::Survived { .. });
+        self.living.values().filter(survived).map(|leftover| &leftover.stat)
+    }
+
     /// Everyone, in the order of their numbers, and how many more had no room.
     pub fn into_list(self) -> (Vec<Leftover>, usize) {
         let mut list = self.ended;

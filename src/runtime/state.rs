@@ -44,6 +44,9 @@ pub struct Invocation {
     pub own_session: bool,
     /// Its cgroup, as a directory.
     pub cgroup: Option<PathBuf>,
+    /// Those that could not be ended: what proved them to be of it may be gone by the next time.
+    #[serde(default)]
+    pub survivors: Vec<Identity>,
 }
 
 impl Invocation {
@@ -53,7 +56,16 @@ impl Invocation {
         let boot = proc.as_ref().and_then(|proc| proc.boot_id().ok()).unwrap_or_default();
         let us = nix::unistd::getpid().as_raw();
         let pid_namespace = proc.and_then(|proc| proc.process(us).ok()?.pid_namespace()).unwrap_or(0);
-        Invocation { id, boot, pid_namespace, supervisor: None, main: None, own_session: false, cgroup: None }
+        Invocation {
+            id,
+            boot,
+            pid_namespace,
+            supervisor: None,
+            main: None,
+            own_session: false,
+            cgroup: None,
+            survivors: vec![],
+        }
     }
 
     /// Whether its numbers mean to us what they meant to it.

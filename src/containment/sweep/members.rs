@@ -248,6 +248,9 @@ impl Members {
                     self.prove_session(crowd, &leader, &stat);
                 }
             }
+            for (_, stat) in former.survivors.iter().filter_map(|survivor| find(crowd.proc, *survivor)) {
+                self.prove(crowd, &stat);
+            }
             if let Some((holder, stat)) = former.supervisor.and_then(|supervisor| find(crowd.proc, supervisor)) {
                 if !self.proven.contains_key(&stat.pid) && self.prove(crowd, &stat) {
                     self.supervisors.insert(key(&stat));
