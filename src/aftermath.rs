@@ -48,15 +48,20 @@ pub fn swept_only(record: Record, swept: Left, verdict: Verdict, whole_time: Dur
     Run { lost, swept, exit_code: cli::exit_code(&verdict, None, &[]), ..record.run(verdict, whole_time) }
 }
 
+/// What was done before the start, in lines.
+pub fn tell_what_was_swept(swept: &Left, some_live: bool) -> Vec<String> {
+    [swept.summary("earlier runs", some_live), swept.kept()].into_iter().flatten().collect()
+}
+
 /// Says how it ended.
 pub fn tell(run: &Run, run_timeout: Option<Duration>, report: Option<&mut Destination>) {
     if let Some(why) = &run.start_error {
         error!("{why}");
     }
-    let swept = [run.swept.summary("earlier runs", run.verdict.survivors), run.swept.kept()];
-    swept.into_iter().flatten().for_each(|line| info!("{line}"));
     match run.lost {
+        Some(report::Lost::Supervisor) if run.verdict.survivors => error!("the supervisor was killed"),
         Some(report::Lost::Supervisor) => error!("the supervisor was killed; its guard ended all that it had started"),
+        Some(report::Lost::Guard) if run.verdict.survivors => error!("the guard was killed"),
         Some(report::Lost::Guard) => error!("the guard was killed; all that was started was ended"),
         None => {}
     }

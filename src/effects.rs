@@ -66,6 +66,8 @@ pub struct Means {
     pub record: Record,
     /// What a signal that comes in is passed on as.
     pub signal_map: BTreeMap<Signal, Signal>,
+    /// How long after SIGKILL, and after each death, the guard is to have patience.
+    pub kill_timeout: Duration,
 }
 
 /// The hands of the core, and what they hold.
@@ -87,6 +89,8 @@ pub struct Effects {
     hung_up: bool,
     /// The leftovers of earlier invocations, while they are what the core is about.
     sweep: Option<Sweep>,
+    /// Whether there was no way to look for anybody.
+    is_blind: bool,
     /// Whether survivors were looked for and nobody was found.
     looked_in_vain: bool,
     verdict: Option<Verdict>,
@@ -107,6 +111,19 @@ pub struct Outcome {
     pub service_ended: Option<Time>,
 }
 
+/// What a sweep leaves to the run after it.
+#[derive(Debug)]
+pub struct AfterSweep {
+    /// The guard.
+    pub guarded: Option<Guarded>,
+    /// The name.
+    pub named: Option<Named>,
+    /// Who was left of earlier invocations.
+    pub leftovers: Leftovers,
+    /// Whether nobody could be looked for: then it is not known that nobody is left.
+    pub is_blind: bool,
+}
+
 impl Effects {
     /// Hands that hold all a run needs.
     pub fn new(means: Means, plan: Option<Plan>) -> Effects {
@@ -123,6 +140,7 @@ impl Effects {
             suspending: false,
             hung_up: false,
             sweep: None,
+            is_blind: false,
             looked_in_vain: false,
             verdict: None,
             start_error: None,
@@ -153,7 +171,8 @@ impl Effects {
         if let Some(Guarded { link, .. }) = guarded {
             guard::outlive();
             let own_session = !self.means.terminal.has_job_control();
-            let contained = Contained { own_session, allow_keep: containment.allows_keep() };
+            let kill_timeout = self.means.kill_timeout;
+            let contained = Contained { own_session, allow_keep: containment.allows_keep(), kill_timeout };
             link.contained(contained, containment.for_the_guard());
             named.as_ref().and_then(Named::lock).into_iter().for_each(|lock| link.hold(lock));
         }
@@ -363,6 +382,7 @@ impl Effects {
         let changed = sweep.drain();
         let found = sweep.look(self.means.clock.instant(now.after(LOOKING_TIME)));
         sweep.take_warnings().into_iter().for_each(|warning| warn!("{warning}"));
+        self.is_blind |= found == Found::Blind;
         (matches!(found, Found::Nobody | Found::Blind), changed)
     }
 
@@ -413,19 +433,19 @@ impl Effects {
     pub fn more_ends(&mut self) -> Option<(RawFd, Interest)> {
         match &self.sweep {
             Some(sweep) => Some((sweep.descriptor(), Interest::READABLE)),
-            None if self.service_ended.is_none() => None,
+            None if self.service_ended.is_none() || self.progress.is_some() => None,
             None => self.means.containment.events().map(|events| (events, Interest::PRIORITY)),
         }
     }
 
     /// Gives back what is needed after a sweep, and tells who was left.
-    pub fn finish_sweep(self) -> (Option<Guarded>, Option<Named>, Leftovers) {
+    pub fn finish_sweep(self) -> AfterSweep {
         let Means { guarded, mut named, record, .. } = self.means;
         let leftovers = self.sweep.map(Sweep::into_leftovers).unwrap_or_default();
         if let Some(named) = named.as_mut().filter(|_| leftovers.survivors().next().is_some()) {
             named.survived(&record.invocation, leftovers.survivors());
         }
-        (guarded, named, leftovers)
+        AfterSweep { guarded, named, leftovers, is_blind: self.is_blind }
     }
 
     /// Gives the terminal back and tells what became of the run.

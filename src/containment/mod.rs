@@ -56,13 +56,14 @@ struct Held {
 }
 
 impl Held {
-    /// What the kernel says; a cgroup that cannot be asked is gone. Asking the descriptor of the events arms it again.
+    /// What the kernel says. Asking the descriptor of the events arms it again.
     fn is_populated(&self) -> bool {
         let answer = match &self.events {
             Some(events) => cgroup::populated(events.as_fd()),
             None => self.cgroup.is_populated(),
         };
-        answer.unwrap_or(false) && !self.has_us_alone()
+        // What cannot be asked may have somebody in it.
+        answer.unwrap_or(true) && !self.has_us_alone()
     }
 
     fn members(&self) -> Vec<Pid> {
@@ -71,7 +72,8 @@ impl Held {
 
     /// A service with the rights may have put us into it, which frozen or killed as a whole would take us with it.
     fn has_us(&self) -> bool {
-        self.members().into_iter().any(is_one_of_us)
+        // A list that cannot be read may have us in it.
+        self.cgroup.members().map_or(true, |members| members.into_iter().any(is_one_of_us))
     }
 
     fn has_us_alone(&self) -> bool {
@@ -125,7 +127,8 @@ impl Containment {
     /// The descriptors that have to stay open.
     pub fn descriptors(&self) -> impl Iterator<Item = RawFd> {
         let directory = self.cgroup.as_ref().map(|held| held.cgroup.descriptor().as_raw_fd());
-        self.lineage.descriptor().into_iter().chain(directory)
+        let events = self.cgroup.as_ref().and_then(|held| held.events.as_ref()).map(AsRawFd::as_raw_fd);
+        self.lineage.descriptor().into_iter().chain(directory).chain(events)
     }
 
     /// Where the service is to be made.

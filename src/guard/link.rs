@@ -13,6 +13,7 @@ use nix::sys::socket::{
 };
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
 
 /// The longest message, in bytes. A record is made to fit.
 pub const LONGEST: usize = 32 * 1024;
@@ -44,12 +45,14 @@ pub enum Message {
 }
 
 /// What the guard needs to know to end the tree in the supervisor's place.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Contained {
     /// Whether the service has a session of its own.
     pub own_session: bool,
     /// Whether kept processes are to be left alone.
     pub allow_keep: bool,
+    /// From SIGKILL, and from each death after it, to the end of patience.
+    pub kill_timeout: Duration,
 }
 
 /// What the supervisor is told.
@@ -89,8 +92,9 @@ impl Link {
 
     /// Tells the guard how the service is contained, and by which cgroup.
     pub fn contained(&self, contained: Contained, cgroup: Option<BorrowedFd<'_>>) {
-        let text = [u8::from(contained.own_session), u8::from(contained.allow_keep)];
-        self.say(CONTAINED, &text, cgroup);
+        let flags = [u8::from(contained.own_session), u8::from(contained.allow_keep)];
+        let kill_timeout = u64::try_from(contained.kill_timeout.as_millis()).unwrap_or(u64::MAX).to_ne_bytes();
+        self.say(CONTAINED, &[&flags[..], &kill_timeout].concat(), cgroup);
     }
 
     /// Gives the guard a share in a lock.
@@ -172,8 +176,10 @@ fn decode(text: &[u8], descriptor: Option<OwnedFd>) -> Option<Message> {
     match *kind {
         RECORD => Some(Message::Record(text.to_vec(), descriptor)),
         CONTAINED => {
-            let [own_session, allow_keep] = text.first_chunk()?.map(|byte| byte != 0);
-            Some(Message::Contained(Contained { own_session, allow_keep }, descriptor))
+            let (flags, kill_timeout) = text.split_first_chunk()?;
+            let [own_session, allow_keep] = flags.map(|byte: u8| byte != 0);
+            let kill_timeout = Duration::from_millis(u64::from_ne_bytes(*kill_timeout.first_chunk()?));
+            Some(Message::Contained(Contained { own_session, allow_keep, kill_timeout }, descriptor))
         }
         HOLD => descriptor.map(Message::Hold),
         SUSPEND => Signal::from_number(number()?).map(Message::Suspend),
@@ -212,13 +218,14 @@ mod tests {
     fn what_is_said_is_what_is_heard_in_its_order() {
         let (guard, supervisor) = pair().unwrap();
         let (_reader, writer) = nix::unistd::pipe().unwrap();
-        supervisor.contained(Contained { own_session: true, allow_keep: false }, None);
+        let contained = Contained { own_session: true, allow_keep: false, kill_timeout: Duration::from_millis(1500) };
+        supervisor.contained(contained, None);
         supervisor.record(b"one", Some(writer.as_fd()));
         supervisor.suspend(Signal::TSTP);
         supervisor.successor(77);
         supervisor.hold(writer.as_fd());
         let Some(Message::Contained(told, None)) = guard.receive() else { panic!() };
-        assert_eq!(told, Contained { own_session: true, allow_keep: false });
+        assert_eq!(told, contained);
         assert!(matches!(guard.receive(), Some(Message::Record(text, Some(_))) if text == b"one"));
         assert!(matches!(guard.receive(), Some(Message::Suspend(Signal::TSTP))));
         assert!(matches!(guard.receive(), Some(Message::Successor(77))));

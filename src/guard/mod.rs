@@ -32,9 +32,11 @@ use std::time::{Duration, Instant};
 /// How long a run lasts before the memory of the start is given back.
 const SETTLED: Duration = Duration::from_millis(200);
 
-/// Patience after the last death, and in all, as the supervisor has it by default.
+/// Patience after the last death, until the supervisor has told what is in force.
 const PATIENCE: Duration = Duration::from_secs(5);
-const ALL_PATIENCE: Duration = Duration::from_secs(60);
+
+/// How many times over it is given in all, as the supervisor does.
+const MOST_PATIENCE: u32 = 12;
 
 /// Between two looks while nobody dies, with doubling.
 const PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(500)];
@@ -84,7 +86,8 @@ pub struct Lost {
 impl Guard {
     fn over(supervisor: Pid, link: GuardEnd, signals: SignalSource, mut tree: Containment) -> Guard {
         tree.guards(supervisor, false);
-        let (contained, record, locks) = (Contained::default(), (vec![], None), vec![]);
+        let contained = Contained { own_session: false, allow_keep: false, kill_timeout: PATIENCE };
+        let (record, locks) = ((vec![], None), vec![]);
         Guard { supervisor, link, signals, tree, contained, record, locks, silent: false }
     }
 
@@ -174,6 +177,8 @@ impl Guard {
     /// Kills until nobody is left.
     fn take_over(mut self, exit: Exit) -> Lost {
         self.silent = true;
+        // What was told last may have come after that was noted.
+        self.tree.reaped(self.supervisor, exit);
         // Who was there a moment ago may have gone.
         let survivors = !self.kill_all() && (self.tree.name_survivors() || !self.is_empty());
         if self.tree.cgroup().is_none() {
@@ -191,8 +196,9 @@ impl Guard {
 
     /// False when patience is at its end.
     fn kill_all(&mut self) -> bool {
-        let at_last = Instant::now() + ALL_PATIENCE;
-        let mut until = Instant::now() + PATIENCE;
+        let patience = self.contained.kill_timeout;
+        let at_last = far(patience.saturating_mul(MOST_PATIENCE));
+        let mut until = far(patience);
         let [shortest, longest] = PAUSES;
         let mut pause = shortest;
         loop {
@@ -203,7 +209,7 @@ impl Guard {
                 return true;
             }
             if !died.is_empty() {
-                (until, pause) = (Instant::now() + PATIENCE, shortest);
+                (until, pause) = (far(patience), shortest);
             }
             if Instant::now() >= until.min(at_last) {
                 return false;
@@ -215,6 +221,11 @@ impl Guard {
             }
         }
     }
+}
+
+/// So much later; a day at the most.
+fn far(later: Duration) -> Instant {
+    Instant::now() + later.min(Duration::from_secs(86_400))
 }
 
 fn milliseconds(duration: Duration) -> i32 {

@@ -59,7 +59,8 @@ pub fn fork(group: Group) -> io::Result<Role> {
         0 => {
             drop((link, signals, tree));
             become_supervisor(group, guard);
-            let pid = if group == Group::Own { guard } else { 0 };
+            // 0 when the caller had made a pid namespace for its next child, or we had.
+            let pid = nix::unistd::getppid().as_raw();
             Ok(Role::Supervisor(Guarded { link: supervisors_end, pid }))
         }
         supervisor => Ok(Role::Guard(Box::new(Guard::over(supervisor, link, signals, tree)))),
@@ -77,12 +78,12 @@ fn become_supervisor(group: Group, guard: Pid) {
     }
 }
 
-/// Has the kernel kill us when the guard dies, which may have happened already.
+/// Has the kernel kill us when the guard dies, which may have happened already. (Out of our pid namespace it has no number.)
 fn die_with(guard: Pid) {
     // SAFETY: a constant option; the end of a process of which nobody waits for more.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-        if libc::getppid() != guard {
+        if ![guard, 0].contains(&libc::getppid()) {
             libc::_exit(125);
         }
     }

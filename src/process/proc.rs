@@ -349,7 +349,8 @@ fn open_at(directory: i32, name: &CStr, flags: i32) -> io::Result<OwnedFd> {
 fn numbers_in(directory: &impl AsFd, name: &CStr) -> io::Result<Vec<Pid>> {
     let opened = open_at(directory.as_fd().as_raw_fd(), name, libc::O_RDONLY | libc::O_DIRECTORY)?;
     let mut listing = nix::dir::Dir::from_fd(opened)?;
-    let entries = listing.iter().filter_map(Result::ok);
+    // An error is the last of them: the same one would come for ever.
+    let entries = listing.iter().map_while(Result::ok);
     Ok(entries.filter_map(|entry| entry.file_name().to_str().ok()?.parse().ok()).collect())
 }
 

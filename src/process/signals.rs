@@ -179,11 +179,13 @@ impl SignalSource {
 impl SignalSource {
     fn received(&self, info: &libc::signalfd_siginfo) -> Option<Received> {
         let sender = Pid::try_from(info.ssi_pid).ok();
-        if self.guard.is_some() && info.ssi_code == libc::SI_QUEUE && sender == self.guard {
+        let number = i32::try_from(info.ssi_signo).ok();
+        let is_carried = number == Some(CARRIER) && info.ssi_code == libc::SI_QUEUE && sender == self.guard;
+        if self.guard.is_some() && is_carried {
             let signal = Signal::from_number(info.ssi_int >> 1)?;
             return Some(Received { signal, by_kernel: info.ssi_int & 1 != 0, past_the_guard: false });
         }
-        let signal = i32::try_from(info.ssi_signo).ok().and_then(Signal::from_number)?;
+        let signal = number.and_then(Signal::from_number)?;
         // Sent by 0 it lost its sender, as one for which the queue had no room does.
         let may_be_the_guards = info.ssi_code == libc::SI_USER && (sender == self.guard || sender == Some(0));
         let past_the_guard = self.guard.is_some() && !may_be_the_guards;

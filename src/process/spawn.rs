@@ -2,7 +2,7 @@
 
 use super::signals::Inherited;
 use super::terminal::Placement;
-use super::{Pid, child, oom};
+use super::{Pid, child, marks, oom};
 use crate::containment::cgroup::Cgroup;
 use crate::log::reason;
 use crate::report::mask;
@@ -88,7 +88,8 @@ impl Plan {
 /// Our environment with the changes on top.
 fn environment(changes: &[(String, String)]) -> Vec<(OsString, OsString)> {
     let changed = |key: &OsStr| changes.iter().any(|(name, _)| key == name.as_str());
-    let kept = env::vars_os().filter(|(key, _)| !changed(key));
+    // The mark of who is kept was meant for us, if anybody gave it to us: what we start is ours to end.
+    let kept = env::vars_os().filter(|(key, _)| !changed(key) && key != marks::KEEP);
     kept.chain(changes.iter().map(|(name, value)| (name.into(), value.into()))).collect()
 }
 

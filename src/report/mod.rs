@@ -114,7 +114,7 @@ impl Run {
             Some(Exit::Code(_)) => "exit-code",
             Some(Exit::Signal { core_dumped: true, .. }) => "core-dump",
             Some(Exit::Signal { .. }) => "signal",
-            None => "unknown",
+            None => "swept",
         }
     }
 

@@ -146,6 +146,13 @@ pub struct Verdict {
     pub survivors: bool,
 }
 
+impl Verdict {
+    /// Whether, after a sweep, the service may be started: nothing is left, and nobody wants an end.
+    pub fn permits_a_start(&self) -> bool {
+        !self.survivors && !self.guard_lost && self.stop.is_none()
+    }
+}
+
 /// The decisions about one service.
 #[derive(Debug)]
 pub struct Supervisor {

@@ -231,8 +231,8 @@ impl Supervisor {
 
     fn signal_while_emptying(&mut self, now: Time, received: Signal, wanted: Signal) -> Vec<Action> {
         let State::Emptying { rung, .. } = self.state else { return vec![] };
-        if self.sweeping && is_a_stop(received, wanted) {
-            // Nothing is to be started after this.
+        if self.sweeping && (is_a_stop(received, wanted) || received == Signal::HUP) {
+            // Nothing is to be started after this. (A hang-up ends who makes nothing of it, and there is no service that could.)
             self.verdict.stop.get_or_insert(received);
         }
         let impatient = is_a_stop(received, wanted) && self.is_second_request(now);

@@ -270,7 +270,7 @@ fn who_could_not_be_ended_by_the_guard_is_named() {
     if !need_root() {
         return;
     }
-    let run = with_one_that_may_not_be_signalled("kill-timeout = '1m'");
+    let run = with_one_that_may_not_be_signalled("kill-timeout = '3s'");
     let mut run = run.bare_tree(node("immune").setsid().uid(0)).start();
     run.wait_up();
     let immune = run.node("immune").pid;

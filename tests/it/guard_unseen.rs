@@ -414,3 +414,13 @@ fn we_go_last_when_memory_runs_out_and_the_service_goes_when_it_would_have_gone_
         }
     }
 }
+
+#[test]
+fn a_pid_namespace_that_was_made_for_the_next_child_is_the_supervisor_s() {
+    if !need_root() {
+        return;
+    }
+    let script = "unshare -p \"$0\" --report report.json -- sh -c 'echo up; exit 8'";
+    let ended = Supervise::program("sh").options(["-c", script, env!("CARGO_BIN_EXE_supervise")]).run();
+    assert_eq!((ended.code, &*ended.stdout), (Some(8), "up\n"), "{ended}");
+}

@@ -269,3 +269,11 @@ fn a_master_that_goes_to_the_background_as_ssh_s_does_is_kept() {
     assert_eq!((ended.code, fate(&ended, "sleep 1001")), (Some(7), "kept"), "{ended}");
     assert!(ended.stderr.contains("left 1 kept process alone: sleep 1001"), "{ended}");
 }
+
+#[test]
+fn a_run_that_is_kept_itself_keeps_nothing_for_that() {
+    let run = Supervise::new().config(ALLOWED).env("SUPERVISE_KEEP", "1");
+    let ended = run.command(["sh", "-c", "setsid sleep 1001 & exit 4"]).run();
+    assert_eq!(ended.code, Some(4), "{ended}");
+    assert!(ended.report["leftovers"].as_array().unwrap().iter().all(|one| one["ended"] == "SIGTERM"), "{ended}");
+}

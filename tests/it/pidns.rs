@@ -390,3 +390,15 @@ fn where_there_can_be_none_nothing_is_started_and_that_is_said() {
         }
     }
 }
+
+#[test]
+fn without_a_guard_its_place_is_taken_with_nothing_of_the_run_in_hand() {
+    if !need_root() {
+        return;
+    }
+    let named = crate::sweep::Named::new();
+    let run = named.run().options(["--guard", "off", "--containment", "pidns"]);
+    let ended = run.command(["sh", "-c", "exit 6"]).run();
+    assert_eq!((ended.code, &ended.report["exit_code"]), (Some(6), &6.into()), "{ended}");
+    assert_eq!(ended.stderr, "", "{ended}");
+}

@@ -122,7 +122,8 @@ pub(super) fn subdirectories(cgroup: BorrowedFd<'_>) -> Vec<CString> {
 
 fn entries(directory: BorrowedFd<'_>, wanted: impl Fn(&nix::dir::Entry) -> bool) -> io::Result<Vec<CString>> {
     let mut listing = Dir::from_fd(open_directory(directory, c".")?)?;
-    let found = listing.iter().filter_map(Result::ok).filter(|entry| wanted(entry));
+    // An error is the last of them: the same one would come for ever.
+    let found = listing.iter().map_while(Result::ok).filter(|entry| wanted(entry));
     let names = found.map(|entry| entry.file_name().to_owned());
     Ok(names.filter(|name| ![c".", c".."].contains(&name.as_c_str())).collect())
 }

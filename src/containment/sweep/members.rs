@@ -47,8 +47,8 @@ pub(super) struct Members {
     waits: BTreeMap<Key, u32>,
     /// The cgroups of earlier invocations.
     cgroups: Vec<Cgroup>,
-    /// Those that were asked whether they are kept, and whether they are.
-    asked: BTreeMap<Key, bool>,
+    /// Those that are kept, of whichever invocation.
+    all_kept: BTreeSet<Key>,
     /// The kept ones that are of an earlier invocation.
     kept: Vec<Stat>,
 }
@@ -90,7 +90,7 @@ impl Members {
             others: BTreeSet::new(),
             waits: BTreeMap::new(),
             cgroups,
-            asked: BTreeMap::new(),
+            all_kept: BTreeSet::new(),
             kept: vec![],
         }
     }
@@ -103,7 +103,7 @@ impl Members {
     pub(super) fn has_populated_cgroup(&self, proc: &Proc) -> bool {
         let never = self.never(proc);
         let mut wholly_theirs = self.cgroups.iter().filter(|cgroup| is_wholly_theirs(cgroup, &never));
-        wholly_theirs.any(|cgroup| cgroup.is_populated().unwrap_or(false))
+        wholly_theirs.any(|cgroup| cgroup.is_populated().unwrap_or(true))
     }
 
     /// Kills all that is in the cgroups, except where one of those is that are never touched: a start may come out of what an
@@ -218,7 +218,7 @@ impl Members {
 
     /// Before anybody is proven by anything else.
     fn ask_who_is_kept(&mut self, crowd: &Crowd<'_>, until: Instant, look: &mut Look) {
-        let is_new = |stat: &&Stat| !self.asked.contains_key(&key(stat)) && crowd.may_have(stat);
+        let is_new = |stat: &&Stat| !self.all_kept.contains(&key(stat)) && crowd.may_have(stat);
         let mut unknown: Vec<Stat> = crowd.stats.values().filter(is_new).cloned().collect();
         // Parents before their children: who is below a kept one is kept, whatever it did to its environment.
         unknown.sort_by_key(|stat| (stat.start, stat.pid));
@@ -227,13 +227,15 @@ impl Members {
         for stat in unknown {
             let marks = read.marks.get(&stat.pid);
             let parent = crowd.stats.get(&stat.ppid).map(key);
-            let is_below_one = parent.is_some_and(|parent| self.asked.get(&parent) == Some(&true));
+            let is_below_one = parent.is_some_and(|parent| self.all_kept.contains(&parent));
             let is_leftover = marks.is_some_and(|marks| is_leftover(&self.scope, &self.here, marks));
             let is_kept = is_below_one || marks.is_some_and(Marks::is_kept);
             if is_kept && (is_leftover || is_below_one && self.kept.iter().any(|kept| Some(key(kept)) == parent)) {
                 self.kept.push(stat.clone());
             }
-            self.asked.insert(key(&stat), is_kept);
+            if is_kept {
+                self.all_kept.insert(key(&stat));
+            }
         }
     }
 
@@ -364,7 +366,7 @@ impl Members {
 
     /// Takes one in that is proven. False when it is dead, or one of those that are never touched.
     fn prove(&mut self, crowd: &Crowd<'_>, stat: &Stat) -> bool {
-        let is_kept = self.asked.get(&key(stat)) == Some(&true);
+        let is_kept = self.all_kept.contains(&key(stat));
         let is_one = !stat.is_zombie() && !is_kept && crowd.may_have(stat);
         if is_one {
             self.proven.insert(stat.pid, stat.clone());

@@ -42,6 +42,17 @@ fn a_stop_during_the_sweep_is_in_its_verdict_and_a_second_one_kills() {
 }
 
 #[test]
+fn a_hang_up_during_the_sweep_is_a_stop_and_other_signals_are_not() {
+    let mut script = Script(Supervisor::new(policy()));
+    script.on(0, Sweep, []);
+    script.on(10, comes(Signal::from_number(10).unwrap()), []);
+    assert!(script.0.verdict.permits_a_start());
+    script.on(20, comes(Signal::HUP), []);
+    script.on(30, TreeEmpty, [End(Verdict { stop: Some(Signal::HUP), ..Verdict::default() })]);
+    assert!(!script.0.verdict.permits_a_start());
+}
+
+#[test]
 fn without_a_guard_nobody_is_asked() {
     let mut script = Script::up(policy());
     script.on(10, GuardLost, [Action::KillTree(at(60_010))]);
