@@ -1,6 +1,6 @@
 //! What is said when all is over: the cause first, then what was ended, then who could not be, then the report.
 
-use crate::config::SuccessStatus;
+use crate::config::{LogFormat, SuccessStatus};
 use crate::effects::Outcome;
 use crate::guard::{End, Lost};
 use crate::process::terminal::{Caller, Terminal};
@@ -84,6 +84,11 @@ pub fn tell(run: &Run, run_timeout: Option<Duration>, report: Option<&mut Destin
 pub fn mirror(end: End) -> u8 {
     match end {
         End::Orderly(code) => code,
+        End::Stopped(signal) => {
+            log::start(LogFormat::default(), Level::INFO);
+            warn!("stopped by {signal} before the configuration was read to its end; nothing was started");
+            cli::stopped_by(signal)
+        }
         End::Lost(lost) => told_in_its_place(lost),
     }
 }
@@ -92,7 +97,7 @@ fn told_in_its_place(lost: Lost) -> u8 {
     // The supervisor had lent it to the service.
     Terminal::find(Caller::ourselves()).take_back(None);
     let Some(record) = Record::from_text(&lost.record) else {
-        log::start(Default::default(), Level::INFO);
+        log::start(LogFormat::default(), Level::INFO);
         error!("the supervisor {} before it had begun", lost.exit);
         return if lost.survivors { cli::SURVIVORS } else { cli::UNABLE };
     };

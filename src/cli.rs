@@ -304,6 +304,11 @@ fn shell_code(exit: Exit) -> u8 {
     }
 }
 
+/// What the program ends with when it was stopped before there was a service.
+pub fn stopped_by(signal: Signal) -> u8 {
+    shell_code(Exit::Signal { signal, core_dumped: false })
+}
+
 /// What the program ends with when there was no service.
 pub fn start_failure(kind: StartErrorKind) -> u8 {
     match kind {
@@ -320,7 +325,7 @@ pub fn exit_code(verdict: &Verdict, start_error: Option<StartErrorKind>, also_su
         _ if verdict.guard_lost => UNABLE,
         (_, Some(kind)) => start_failure(kind),
         // A stop may have come before anything was started.
-        (None, None) => verdict.stop.map_or(UNABLE, |signal| shell_code(Exit::Signal { signal, core_dumped: false })),
+        (None, None) => verdict.stop.map_or(UNABLE, stopped_by),
         _ if verdict.timed_out => TIMED_OUT,
         (Some(exit), None) if is_success(exit, also_success) => SUCCESS,
         (Some(exit), None) => shell_code(exit),

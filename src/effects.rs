@@ -45,7 +45,7 @@ impl Clock {
 }
 
 /// How long a look at all processes of the machine may take.
-const LOOKING_TIME: Duration = Duration::from_secs(2);
+const LOOKING_TIME: Duration = Duration::from_secs(10);
 
 /// What a run is done with.
 #[derive(Debug)]

@@ -257,6 +257,9 @@ pub fn sweep_by_hand(inherited: Inherited, config: Config) -> u8 {
             let swept = std::mem::take(&mut making.swept);
             let whole_time = making.found.clock.now().0;
             let exit_code = if could_look { cli::SUCCESS } else { cli::UNABLE };
+            if let Some(name) = making.config.name.filter(|_| could_look && swept.is_nothing()) {
+                info!("nothing was left of earlier runs of \"{name}\"");
+            }
             let run = aftermath::swept_only(making.record, swept, Verdict::default(), whole_time);
             let run = Run { exit_code, ..run };
             aftermath::tell(&run, None, making.report.as_mut());

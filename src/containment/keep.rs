@@ -9,6 +9,9 @@ use crate::process::proc::{Proc, Stat};
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+/// How often one is asked that has no environment.
+const MOST_TIMES: u32 = 3;
+
 /// One process, whatever becomes of its number.
 type Key = (Pid, u64);
 
@@ -35,12 +38,19 @@ impl Keep {
         if !self.allowed {
             return;
         }
-        let unknown: Vec<Stat> = found.iter().filter(|stat| !self.kept.contains(&key(stat))).cloned().collect();
-        let marks = marks::read(proc, &unknown, until).marks;
-        for stat in &unknown {
-            let marked = marks.get(&stat.pid).is_some_and(marks::Marks::is_kept);
-            if marked || self.is_kept_by_number(stat.ppid) {
-                self.kept.insert(key(stat));
+        let mut unknown: Vec<Stat> = found.iter().filter(|stat| !self.kept.contains(&key(stat))).cloned().collect();
+        for _ in 0..MOST_TIMES {
+            let marks = marks::read(proc, &unknown, until).marks;
+            for stat in &unknown {
+                let marked = marks.get(&stat.pid).is_some_and(marks::Marks::is_kept);
+                if marked || self.is_kept_by_number(stat.ppid) {
+                    self.kept.insert(key(stat));
+                }
+            }
+            // In the middle of an exec it has none for a moment.
+            unknown.retain(|stat| marks.get(&stat.pid).is_some_and(|marks| !marks.has_environment));
+            if unknown.is_empty() {
+                return;
             }
         }
     }

@@ -38,6 +38,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How many times over it is given in all, as the supervisor does.
 const MOST_PATIENCE: u32 = 12;
 
+/// How long a supervisor that has not begun may take to heed a request to stop: it may wait for its configuration.
+const HEEDS_WITHIN: Duration = Duration::from_secs(1);
+
 /// Between two looks while nobody dies, with doubling.
 const PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(500)];
 
@@ -57,6 +60,10 @@ pub struct Guard {
     locks: Vec<OwnedFd>,
     /// Whether there is nothing more to hear.
     silent: bool,
+    /// Whether the supervisor has told how it holds the service, which it does before it starts it.
+    has_begun: bool,
+    /// The first request to stop that came before that, and when it is to be heeded.
+    early_stop: Option<(Instant, Signal)>,
 }
 
 /// How it ended.
@@ -64,6 +71,8 @@ pub struct Guard {
 pub enum End {
     /// The supervisor came to its own end, with this exit code.
     Orderly(u8),
+    /// The supervisor was asked to stop before it had begun, did not heed it, and was killed.
+    Stopped(Signal),
     /// The supervisor was killed, and so was all that it left.
     Lost(Lost),
 }
@@ -88,7 +97,8 @@ impl Guard {
         tree.guards(supervisor, false);
         let contained = Contained { own_session: false, allow_keep: false, kill_timeout: PATIENCE };
         let (record, locks) = ((vec![], None), vec![]);
-        Guard { supervisor, link, signals, tree, contained, record, locks, silent: false }
+        let (silent, has_begun, early_stop) = (false, false, None);
+        Guard { supervisor, link, signals, tree, contained, record, locks, silent, has_begun, early_stop }
     }
 
     /// Watches over the supervisor to its end.
@@ -103,15 +113,15 @@ impl Guard {
             }
             if is_settled {
                 // Nothing in between, or half of what was given back would be needed for it.
-                self.sleep(None);
+                self.sleep(self.early_stop.map(|(until, _)| until));
             }
-            // A flood that is not read to its end has the descriptor still readable.
-            let _ = self.signals.drain(|received| {
-                if ![Signal::CHLD, Signal::PIPE].contains(&received.signal) {
-                    queue(self.supervisor, received);
-                }
-            });
+            self.pass_on_signals();
             self.listen();
+            if let Some((_, signal)) = self.early_stop.take_if(|(until, _)| *until <= Instant::now()) {
+                // SAFETY: our child, which is not reaped.
+                unsafe { libc::kill(self.supervisor, libc::SIGKILL) };
+                return End::Stopped(signal);
+            }
             let (_, ended) = self.reap();
             // What was told before that end: another may be the supervisor by now.
             self.listen();
@@ -121,6 +131,18 @@ impl Guard {
                 None => {}
             }
         }
+    }
+
+    fn pass_on_signals(&mut self) {
+        // A flood that is not read to its end has the descriptor still readable.
+        let _ = self.signals.drain(|received| {
+            if ![Signal::CHLD, Signal::PIPE].contains(&received.signal) {
+                queue(self.supervisor, received);
+            }
+            if received.signal.asks_for_a_stop() && !self.has_begun {
+                self.early_stop.get_or_insert((Instant::now() + HEEDS_WITHIN, received.signal));
+            }
+        });
     }
 
     /// Until a signal or a message comes, or that moment. True when something came.
@@ -141,6 +163,7 @@ impl Guard {
                 Message::Record(text, report) => self.record = (text, report.or(self.record.1.take())),
                 Message::Contained(contained, cgroup) => {
                     self.contained = contained;
+                    (self.has_begun, self.early_stop) = (true, None);
                     self.tree.guards(self.supervisor, contained.own_session);
                     cgroup.into_iter().for_each(|directory| self.tree.hold(Cgroup::from_descriptor(directory), false));
                     if contained.allow_keep {

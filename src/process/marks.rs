@@ -22,6 +22,9 @@ pub const KEEP: &str = "SUPERVISE_KEEP";
 /// The variable that says where a user's runtime directory is.
 pub const RUNTIME: &str = "XDG_RUNTIME_DIR";
 
+/// Where root's runtime directories are.
+pub const ROOTS_BASE: &str = "/run";
+
 /// The most of one entry that is kept, in bytes; a path is no longer.
 const LONGEST: usize = 4096;
 
@@ -45,6 +48,8 @@ pub struct Marks {
     pub pid_namespace: Option<u64>,
     /// Its root directory, as device and inode.
     pub root: Option<(u64, u64)>,
+    /// The device of what is the base of its runtime directories: each mount of a tmpfs has one of its own.
+    pub place: Option<u64>,
 }
 
 /// What was read of many.
@@ -69,7 +74,10 @@ impl Marks {
         if marks.values(INVOCATION).next().is_none() && marks.values(NAME).next().is_none() {
             return marks;
         }
-        Marks { uids: process.uids(), pid_namespace: process.pid_namespace(), root: process.root(), ..marks }
+        let uids = process.uids();
+        let base = if uids == Some([0; 3]) { Some(ROOTS_BASE) } else { marks.values(RUNTIME).next() };
+        let place = base.and_then(|base| process.device_of(base));
+        Marks { uids, pid_namespace: process.pid_namespace(), root: process.root(), place, ..marks }
     }
 
     /// Whether it asks to be left alone.

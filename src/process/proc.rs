@@ -219,6 +219,13 @@ impl Process {
         self.behind(c"root")
     }
 
+    /// The device of a directory as the process sees it, whose mounts may be its own; nothing when we may not know. Waits for the
+    /// file system that it is in.
+    pub fn device_of(&self, directory: &str) -> Option<u64> {
+        let path = CString::new(format!("root{directory}")).ok()?;
+        self.behind(&path).map(|(device, _)| device)
+    }
+
     /// Device and inode of what a link of the kernel's leads to.
     fn behind(&self, link: &CStr) -> Option<(u64, u64)> {
         let stat = nix::sys::stat::fstatat(&self.directory, link, nix::fcntl::AtFlags::empty()).ok()?;

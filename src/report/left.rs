@@ -87,6 +87,11 @@ impl Left {
         Some(self.list.remove(index).fate)
     }
 
+    /// Whether nobody was left.
+    pub fn is_nothing(&self) -> bool {
+        self.list.is_empty() && self.unnamed == 0
+    }
+
     pub(super) fn fields(&self) -> Vec<LeftoverFields> {
         self.list.iter().map(LeftoverFields::from).collect()
     }
@@ -107,7 +112,12 @@ impl Left {
         if total == 0 {
             return None;
         }
-        let parts = [(term, "by SIGTERM"), (kill, "by SIGKILL"), (itself, "by itself"), (unnamed, "unnamed")];
+        let parts = [
+            (term, "by SIGTERM"),
+            (kill, "by SIGKILL"),
+            (itself, if itself == 1 { "by itself" } else { "by themselves" }),
+            (unnamed, "unnamed"),
+        ];
         let how: Vec<String> =
             parts.iter().filter(|(count, _)| *count > 0).map(|(count, how)| format!("{count} {how}")).collect();
         let gone: Vec<&Leftover> =

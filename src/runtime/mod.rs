@@ -18,10 +18,10 @@ pub use probe::probe;
 pub use state::{Identity, Invocation};
 
 use crate::log::reason;
-use crate::process::Pid;
-use crate::process::marks::RUNTIME;
 use crate::process::proc::{Proc, Process};
 use crate::process::title::SUPERVISOR;
+use crate::process::{Pid, marks};
+use marks::RUNTIME;
 use nix::fcntl::OFlag;
 use std::ffi::{CStr, OsString};
 use std::fmt;
@@ -198,9 +198,13 @@ impl Runtime {
 /// The directory below which ours is; else why there is none.
 fn base(owner: u32, of_user: Option<OsString>) -> Result<PathBuf, String> {
     if owner == 0 {
-        return Ok(PathBuf::from("/run"));
+        return Ok(PathBuf::from(marks::ROOTS_BASE));
     }
-    let base = PathBuf::from(of_user.filter(|base| !base.is_empty()).ok_or("XDG_RUNTIME_DIR is not set")?);
+    let base = PathBuf::from(
+        of_user
+            .filter(|base| !base.is_empty())
+            .ok_or("XDG_RUNTIME_DIR is not set (a login session sets it; else set it to a directory of your own)")?,
+    );
     if !base.is_absolute() {
         return Err(format!("XDG_RUNTIME_DIR is {}, which is no absolute path", base.display()));
     }
@@ -249,8 +253,20 @@ fn holder(lock: &File) -> Option<Pid> {
     announced(&text[..length]).or_else(|| {
         let meta = lock.metadata().ok()?;
         let locks = std::fs::read_to_string("/proc/locks").ok()?;
-        holder_among(&locks, meta.dev(), meta.ino())
+        let path = std::fs::read_link(format!("/proc/self/fd/{}", lock.as_raw_fd())).ok()?;
+        holder_among(&locks, meta.dev(), meta.ino()).map(|holder| seen_by_people(holder, &path))
     })
+}
+
+/// The guard of a supervisor, which has the lock before it has announced anybody.
+fn seen_by_people(holder: Pid, lock: &Path) -> Pid {
+    let guard = || {
+        let proc = Proc::open().ok()?;
+        let stat = proc.process(holder).ok()?.stat().ok()?;
+        let above = proc.process(stat.ppid).ok().filter(|above| above.has_open(&lock.to_string_lossy()));
+        above.filter(|_| stat.comm == SUPERVISOR).map(|_| stat.ppid)
+    };
+    guard().unwrap_or(holder)
 }
 
 fn announced(text: &[u8]) -> Option<Pid> {

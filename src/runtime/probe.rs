@@ -6,7 +6,7 @@ use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::{Mode, fstatat, mkdirat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// The directory in which named runs have theirs.
@@ -40,12 +40,14 @@ fn probe_below(base: &Path, owner: u32) -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
-/// Writes a file, since a full disk may have room for a directory, and removes it.
+/// Writes a file, since a full disk may have room for a directory, locks it, and removes it.
 fn write_in(at: &OwnedFd, directory: &str) -> nix::Result<()> {
     let file = format!("{directory}/record");
     let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
     let written = nix::fcntl::openat(at, file.as_str(), flags, Mode::S_IRWXU)
-        .and_then(|opened| nix::unistd::write(opened, &[b'x'; 4096]))
+        .and_then(|opened| nix::unistd::write(&opened, &[b'x'; 4096]).map(|_| opened))
+        // SAFETY: a descriptor of ours; it does not wait.
+        .and_then(|opened| Errno::result(unsafe { libc::flock(opened.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) }))
         .map(drop);
     unlinkat(at, file.as_str(), UnlinkatFlags::NoRemoveDir)?;
     written

@@ -424,3 +424,19 @@ fn a_pid_namespace_that_was_made_for_the_next_child_is_the_supervisor_s() {
     let ended = Supervise::program("sh").options(["-c", script, env!("CARGO_BIN_EXE_supervise")]).run();
     assert_eq!((ended.code, &*ended.stdout), (Some(8), "up\n"), "{ended}");
 }
+
+#[test]
+fn a_stop_ends_one_that_waits_for_its_configuration() {
+    for signal in [SIGTERM, SIGINT] {
+        let run = Supervise::new().without_report();
+        let fifo = run.dir().join("fifo");
+        assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+        let mut run = run.options(["-c", fifo.to_str().unwrap()]).command(["touch", "started"]).start();
+        run.supervisor();
+        run.signal(signal);
+        let ended = run.finish_empty_within(LIMIT);
+        assert_eq!(ended.code, Some(128 + signal), "{ended}");
+        assert!(ended.stderr.contains("nothing was started"), "{ended}");
+        assert!(!ended.dir.path().join("started").exists(), "{ended}");
+    }
+}

@@ -215,7 +215,7 @@ fn a_sweep_by_hand_ends_what_is_left_and_starts_nothing() {
     for named in both() {
         let sweep = || named.without().options(["sweep", &named.name]);
         let nothing = sweep().run();
-        assert_eq!((nothing.code, &*nothing.stderr, &nothing.report["swept"]), (Some(0), "", &json!([])), "{nothing}");
+        assert_eq!((nothing.code, &nothing.report["swept"]), (Some(0), &json!([])), "{nothing}");
         let mut first = named.run().tree(node("main").with(node("w").setsid().ignores([SIGTERM]))).start();
         first.wait_up();
         let refused = sweep().run();
@@ -226,6 +226,7 @@ fn a_sweep_by_hand_ends_what_is_left_and_starts_nothing() {
         let swept = sweep().options(["--leftover-timeout", "300ms"]).run();
         assert_eq!((swept.code, swept.report["swept"].as_array().unwrap().len()), (Some(0), 2), "{swept}");
         assert_eq!((&swept.report["exit"], &swept.report["pid"]), (&json!(null), &json!(null)), "{swept}");
+        assert_eq!(swept.report["result"], "swept", "{swept}");
         assert!(swept.stderr.contains("ended 2 leftovers of earlier runs in "), "{swept}");
         first.finish_empty_within(LIMIT);
         let again = sweep().run();

@@ -35,8 +35,10 @@ use std::time::{Duration, Instant};
 /// How long names are read at the most, as in `lineage`.
 const NAMING_TIME: Duration = Duration::from_millis(500);
 
-/// The most looks after which nobody is said to be left while others come and go.
-const MOST_LOOKS: u32 = 3;
+/// The most looks after which nobody is said to be left while others come and go, and the longest that they take in all. A
+/// chain of processes that fork and exit is seen by one of many looks.
+const MOST_LOOKS: u32 = 40;
+const LONGEST_LOOKING: Duration = Duration::from_millis(300);
 
 /// The most rounds of one killing.
 const MOST_ROUNDS: u32 = 24;
@@ -125,6 +127,7 @@ impl Sweep {
         // Who was no member at an earlier look may have become one by an exec.
         let mut is_old_news = self.members.knows_others();
         let mut looks = 0;
+        let began = Instant::now();
         loop {
             let Some(look) = self.find(until) else { return Found::Blind };
             looks += 1;
@@ -142,7 +145,7 @@ impl Sweep {
             }
             if std::mem::take(&mut is_old_news) {
                 self.members.forget_others();
-            } else if !look.somebody_vanished || looks >= MOST_LOOKS {
+            } else if !look.somebody_vanished || looks >= MOST_LOOKS || began.elapsed() >= LONGEST_LOOKING {
                 return Found::Nobody;
             }
         }

@@ -1,8 +1,8 @@
 //! What proves by its environment that a process is of an earlier invocation.
 
 use super::Scope;
-use crate::process::marks::{INVOCATION, Marks, NAME, RUNTIME};
-use crate::process::proc::Proc;
+use crate::process::marks::{INVOCATION, Marks, NAME, ROOTS_BASE, RUNTIME};
+use crate::process::proc::{Proc, Process};
 
 /// Where we are: what a process has to share with us for its name to mean what ours means.
 #[derive(Clone, Debug, Default)]
@@ -10,6 +10,8 @@ pub(super) struct Here {
     pub(super) boot: String,
     pub(super) pid_namespace: u64,
     root: Option<(u64, u64)>,
+    /// The device of the base of our runtime directory.
+    place: Option<u64>,
     /// XDG_RUNTIME_DIR, unless we are root, whose runtime directory is always at one place.
     runtime: Option<String>,
 }
@@ -22,7 +24,10 @@ impl Here {
         Here {
             boot: proc.boot_id().unwrap_or_default(),
             pid_namespace: ours.as_ref().and_then(|ours| ours.pid_namespace()).unwrap_or(0),
-            root: ours.and_then(|ours| ours.root()),
+            root: ours.as_ref().and_then(Process::root),
+            place: ours.and_then(|ours| {
+                ours.device_of(runtime.as_ref().map_or(ROOTS_BASE, |path| path.to_str().unwrap_or("")))
+            }),
             runtime: runtime.map(|path| path.to_string_lossy().into_owned()),
         }
     }
@@ -31,8 +36,8 @@ impl Here {
 /// Whether this process was made by an earlier invocation of this name, whatever has become of its parents.
 ///
 /// The UUID of a recorded invocation is proof enough. The name alone is one only if nobody else can mean another run by it:
-/// the process is this very user's in every respect, in our pid namespace, below our root directory and with our runtime
-/// directory. Else a container's run of the same name, which has a lock of its own, would be taken for a leftover of ours.
+/// the process is this very user's in every respect, in our pid namespace, below our root directory, and with our runtime
+/// directory, on the same device. Else a container's run of the same name, which has a lock of its own, would be taken for a leftover of ours.
 pub(super) fn is_leftover(scope: &Scope, here: &Here, marks: &Marks) -> bool {
     if marks.values(INVOCATION).any(|id| id == scope.present) {
         return false;
@@ -49,6 +54,8 @@ pub(super) fn is_leftover(scope: &Scope, here: &Here, marks: &Marks) -> bool {
         && marks.pid_namespace == Some(here.pid_namespace)
         && here.root.is_some()
         && marks.root == here.root
+        && here.place.is_some()
+        && marks.place == here.place
         && has_our_runtime
 }
 
@@ -74,6 +81,7 @@ mod tests {
             boot: "boot".to_owned(),
             pid_namespace: 7,
             root: Some((1, 2)),
+            place: Some(3),
             runtime: Some("/run/user/1000".to_owned()),
         }
     }
@@ -85,6 +93,7 @@ mod tests {
             uids: Some([1000; 3]),
             pid_namespace: Some(7),
             root: Some((1, 2)),
+            place: Some(3),
         }
     }
 
@@ -125,6 +134,9 @@ mod tests {
         }
         for root in [None, Some((1, 3)), Some((2, 2))] {
             assert!(!is_leftover(&scope(), &here(), &Marks { root, ..named.clone() }));
+        }
+        for place in [None, Some(4)] {
+            assert!(!is_leftover(&scope(), &here(), &Marks { place, ..named.clone() }));
         }
         let elsewhere = marks(&["SUPERVISE_NAME=1000/web", "XDG_RUNTIME_DIR=/tmp/x"]);
         assert!(!is_leftover(&scope(), &here(), &elsewhere));
