@@ -6,7 +6,7 @@ use crate::containment::sweep::{Found, Sweep};
 use crate::guard::link::{Answer, Contained};
 use crate::guard::{self, Guarded};
 use crate::named::Named;
-use crate::process::reap::{Change, Left, reap};
+use crate::process::reap::{Change, Left, has_new_stop, reap};
 use crate::process::signals::{Inherited, Received};
 use crate::process::spawn::{Plan, Progress, StartError, spawn};
 use crate::process::terminal::{Placement, Terminal, suspend};
@@ -83,8 +83,8 @@ pub struct Effects {
     main: Option<Pid>,
     /// What stopped the main process last.
     stopped_by: Signal,
-    /// Whether the guard was asked to stop and has not answered.
-    suspending: bool,
+    /// How often the guard was asked to stop and has not answered.
+    suspending: u32,
     /// Whether the service was told that no terminal will come.
     hung_up: bool,
     /// The leftovers of earlier invocations, while they are what the core is about.
@@ -137,7 +137,7 @@ impl Effects {
             kept,
             main: None,
             stopped_by: Signal::STOP,
-            suspending: false,
+            suspending: 0,
             hung_up: false,
             sweep: None,
             is_blind: false,
@@ -295,10 +295,14 @@ impl Effects {
     pub fn hear_guard(&mut self) -> Option<Event> {
         loop {
             match self.means.guarded.as_ref()?.link.answer()? {
-                Answer::WasStopped => self.suspending = false,
-                Answer::NoEffect => {
-                    self.suspending = false;
-                    self.suspended_in_vain();
+                answer @ (Answer::WasStopped | Answer::NoEffect) => {
+                    self.suspending = self.suspending.saturating_sub(1);
+                    // It has stopped again since, and the guard was asked again.
+                    match answer {
+                        _ if self.suspending > 0 => {}
+                        Answer::WasStopped => self.resume_after_a_stop(),
+                        _ => self.suspended_in_vain(),
+                    }
                 }
                 Answer::Lost => {
                     self.means.guarded = None;
@@ -392,16 +396,40 @@ impl Effects {
         match &self.means.guarded {
             Some(guard) => {
                 guard.link.suspend(signal);
-                self.suspending = true;
+                self.suspending += 1;
             }
-            None if !suspend(signal) => self.suspended_in_vain(),
-            None => {}
+            None if suspend(signal) => self.resume_after_a_stop(),
+            None => self.suspended_in_vain(),
+        }
+    }
+
+    /// Somebody continued us.
+    fn resume_after_a_stop(&mut self) {
+        // In the caller's group it goes on with us, and may have stopped again since: that is heard next.
+        if !self.main.is_some_and(has_new_stop) {
+            self.resume();
+        }
+    }
+
+    /// A request to go on and a stop that are heard at the same time: which came first?
+    pub fn put_in_order(&self, events: &mut Vec<Event>) {
+        let is_continued = |event: &Event| matches!(event, Event::Signal { wanted: Signal::CONT, .. });
+        if !events.contains(&Event::MainStopped) || !events.iter().any(is_continued) {
+            return;
+        }
+        if self.means.terminal.shares_callers_group() {
+            // It went on with the caller's group, and stopped again.
+            events.retain(|event| !is_continued(event));
+        } else {
+            // Only we continue it, and have not yet.
+            events.retain(|event| *event != Event::MainStopped);
         }
     }
 
     /// Nobody could have continued us, so nobody will continue the service.
     fn suspended_in_vain(&mut self) {
-        if !self.means.terminal.has_job_control() {
+        // One that has stopped again since is heard next, and whether that can be followed.
+        if !self.means.terminal.has_job_control() || self.main.is_some_and(has_new_stop) {
             return;
         }
         let has_terminal = self.main.is_some_and(|main| self.means.terminal.lend_again(main));
@@ -417,7 +445,7 @@ impl Effects {
     }
 
     fn resume(&mut self) {
-        if std::mem::take(&mut self.suspending)
+        if std::mem::take(&mut self.suspending) > 0
             && let Some(guard) = &self.means.guarded
         {
             // This SIGCONT went through the guard before our request came to it.

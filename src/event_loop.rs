@@ -14,7 +14,6 @@ use crate::guard::Guarded;
 use crate::process::memory;
 use crate::process::reap::Left;
 use crate::process::signals::SignalSource;
-use crate::signal::Signal;
 use crate::supervisor::{Event, Supervisor, Time, Verdict};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
@@ -103,10 +102,7 @@ impl EventLoop {
         events.extend(effects.hear_guard());
         let drained = self.signals.drain(|received| events.extend(effects.signal_event(received)));
         let left = effects.reap(events);
-        if events.iter().any(|event| matches!(event, Event::Signal { wanted: Signal::CONT, .. })) {
-            // It was stopped before that was asked for: it will go on, and so shall we.
-            events.retain(|event| *event != Event::MainStopped);
-        }
+        effects.put_in_order(events);
         left == Left::More || !drained
     }
 

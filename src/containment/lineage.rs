@@ -130,6 +130,12 @@ impl Lineage {
         self.finder.started(supervisor, own_session);
     }
 
+    /// Notes who is with us while the supervisor lives: what it started is below it, so nobody of them is of the service. Its
+    /// orphans fall to us when one of ours from before has ended.
+    pub fn note_those_from_outside(&self) {
+        self.finder.note_strangers(self.main);
+    }
+
     /// Notes that a direct child ended and was reaped.
     pub fn reaped(&mut self, pid: Pid, exit: Exit) {
         if self.main == Some(pid) {

@@ -162,6 +162,11 @@ impl Containment {
         self.lineage.guards(supervisor, own_session);
     }
 
+    /// Notes who is with us while the supervisor lives, and so is not of the service.
+    pub fn note_those_from_outside(&self) {
+        self.lineage.note_those_from_outside();
+    }
+
     /// Notes that a direct child ended and was reaped.
     pub fn reaped(&mut self, pid: Pid, exit: Exit) {
         self.lineage.reaped(pid, exit);

@@ -67,6 +67,11 @@ impl Strangers {
         stat.ppid == self.ours && (is_older || service.own_session && stat.sid == self.our_session)
     }
 
+    /// Notes that these are.
+    pub(super) fn know(&self, children: impl Iterator<Item = Pid>) {
+        self.known.borrow_mut().extend(children);
+    }
+
     /// A reaped one's number may come back as somebody of the tree.
     pub(super) fn forget(&self, pid: Pid) {
         self.known.borrow_mut().remove(&pid);

@@ -64,6 +64,13 @@ impl Finder {
         self.proc.take();
     }
 
+    /// Takes all children but this one for strangers, where there ever were any.
+    pub(super) fn note_strangers(&self, but: Option<Pid>) {
+        if self.strangers.ever() {
+            self.strangers.know(self.all_children().into_iter().filter(|pid| Some(*pid) != but));
+        }
+    }
+
     pub(super) fn is_init(&self) -> bool {
         self.is_init
     }

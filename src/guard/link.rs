@@ -58,7 +58,7 @@ pub struct Contained {
 /// What the supervisor is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The guard was stopped, and goes on.
+    /// The guard was stopped, and goes on: so is the service to go on.
     WasStopped,
     /// The guard could not be stopped: there is no shell that would continue it.
     NoEffect,
@@ -164,7 +164,7 @@ impl GuardEnd {
         Ok(decode(&text, descriptor))
     }
 
-    /// Says whether the stop that was asked for had an effect. If it had, SIGCONT is behind us.
+    /// Says whether the stop that was asked for had an effect. If it had, SIGCONT is behind us, and taken.
     pub fn answer(&self, was_stopped: bool) {
         send(&self.0, if was_stopped { WAS_STOPPED } else { NO_EFFECT }, &[], None);
     }

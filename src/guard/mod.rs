@@ -125,9 +125,11 @@ impl Guard {
             let (_, ended) = self.reap();
             // What was told before that end: another may be the supervisor by now.
             self.listen();
+            let somebody_ended = !ended.is_empty();
             match ended.into_iter().find(|(pid, _)| *pid == self.supervisor) {
                 Some((_, Exit::Code(code))) => return End::Orderly(code),
                 Some((_, exit)) => return End::Lost(self.take_over(exit)),
+                None if somebody_ended => self.tree.note_those_from_outside(),
                 None => {}
             }
         }

@@ -78,6 +78,16 @@ fn let_go(pid: Pid, stopped_by: Option<Signal>) {
     unsafe { libc::ptrace(libc::PTRACE_DETACH, pid, std::ptr::null_mut::<libc::c_void>(), passed_on) };
 }
 
+/// Whether this child is stopped, and that was not taken yet.
+pub fn has_new_stop(pid: Pid) -> bool {
+    let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+    let options = libc::WSTOPPED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
+    // SAFETY: as in `reap`; zeroed at the start, so initialised whether or not the kernel wrote it.
+    libc::id_t::try_from(pid).is_ok_and(|id| unsafe {
+        libc::waitid(libc::P_PID, id, info.as_mut_ptr(), options) == 0 && info.assume_init().si_pid() != 0
+    })
+}
+
 /// Whether this process has a child at all; takes nothing.
 ///
 /// # Errors

@@ -97,6 +97,11 @@ impl Terminal {
         }
     }
 
+    /// Whether the service is in the caller's group, and so continued by whoever continues that.
+    pub fn shares_callers_group(&self) -> bool {
+        self.shares_callers_group
+    }
+
     /// Whether a shell may stop and continue us.
     pub fn has_job_control(&self) -> bool {
         self.controlling.is_some()
@@ -168,10 +173,11 @@ impl Terminal {
     }
 }
 
-/// Stops this process until SIGCONT. False when it had no effect: in an orphaned group, or for PID 1.
+/// Stops this process until SIGCONT, which is taken: left in the queue, the next key that stops would throw it away
+/// (signal(7)). False when it had no effect: in an orphaned group, or for PID 1.
 pub fn suspend(signal: Signal) -> bool {
     // A stop would throw it away, and nobody would send another.
-    if is_pending(Signal::CONT) {
+    if take(Signal::CONT) {
         return true;
     }
     // Who is in the namespace with PID 1 cannot stop it, itself included.
@@ -184,7 +190,7 @@ pub fn suspend(signal: Signal) -> bool {
     if signal != Signal::STOP {
         take_stop(signal);
     }
-    is_pending(Signal::CONT)
+    take(Signal::CONT)
 }
 
 /// Lets a pending stop signal stop us.
@@ -199,10 +205,16 @@ fn take_stop(signal: Signal) {
     }
 }
 
-fn is_pending(signal: Signal) -> bool {
-    let mut pending = MaybeUninit::uninit();
-    // SAFETY: sigpending initialises the set.
-    unsafe { libc::sigpending(pending.as_mut_ptr()) == 0 && libc::sigismember(pending.as_ptr(), signal.number()) == 1 }
+/// Takes a pending signal out of the queue. False when there is none.
+fn take(signal: Signal) -> bool {
+    let mut set = MaybeUninit::uninit();
+    let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the set is ours and initialised by sigemptyset before it is used; what is told of the signal is not wanted.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), signal.number());
+        libc::sigtimedwait(set.as_ptr(), std::ptr::null_mut(), &raw const at_once) == signal.number()
+    }
 }
 
 fn foreground_group(terminal: &File) -> Option<Pid> {
