@@ -6,7 +6,7 @@ use crate::containment::sweep::{Found, Sweep};
 use crate::guard::link::{Answer, Contained};
 use crate::guard::{self, Guarded};
 use crate::named::Named;
-use crate::process::reap::{Change, Left, has_new_stop, reap};
+use crate::process::reap::{Change, Left, has_stopped_or_gone_on, reap};
 use crate::process::signals::{Inherited, Received};
 use crate::process::spawn::{Plan, Progress, StartError, spawn};
 use crate::process::terminal::{Placement, Terminal, suspend};
@@ -405,8 +405,8 @@ impl Effects {
 
     /// Somebody continued us.
     fn resume_after_a_stop(&mut self) {
-        // In the caller's group it goes on with us, and may have stopped again since: that is heard next.
-        if !self.main.is_some_and(has_new_stop) {
+        // In the caller's group it goes on with us by itself, and may have stopped again since: that is heard next.
+        if !self.main.is_some_and(has_stopped_or_gone_on) {
             self.resume();
         }
     }
@@ -428,8 +428,8 @@ impl Effects {
 
     /// Nobody could have continued us, so nobody will continue the service.
     fn suspended_in_vain(&mut self) {
-        // One that has stopped again since is heard next, and whether that can be followed.
-        if !self.means.terminal.has_job_control() || self.main.is_some_and(has_new_stop) {
+        // One that went on and stopped again is heard next, and whether that can be followed.
+        if !self.means.terminal.has_job_control() || self.main.is_some_and(has_stopped_or_gone_on) {
             return;
         }
         let has_terminal = self.main.is_some_and(|main| self.means.terminal.lend_again(main));

@@ -78,10 +78,10 @@ fn let_go(pid: Pid, stopped_by: Option<Signal>) {
     unsafe { libc::ptrace(libc::PTRACE_DETACH, pid, std::ptr::null_mut::<libc::c_void>(), passed_on) };
 }
 
-/// Whether this child is stopped, and that was not taken yet.
-pub fn has_new_stop(pid: Pid) -> bool {
+/// Whether this child has stopped or gone on since its last stop was taken; takes nothing.
+pub fn has_stopped_or_gone_on(pid: Pid) -> bool {
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
-    let options = libc::WSTOPPED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
+    let options = libc::WSTOPPED | libc::WCONTINUED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
     // SAFETY: as in `reap`; zeroed at the start, so initialised whether or not the kernel wrote it.
     libc::id_t::try_from(pid).is_ok_and(|id| unsafe {
         libc::waitid(libc::P_PID, id, info.as_mut_ptr(), options) == 0 && info.assume_init().si_pid() != 0

@@ -186,8 +186,10 @@ impl SignalSource {
             return Some(Received { signal, by_kernel: info.ssi_int & 1 != 0, past_the_guard: false });
         }
         let signal = number.and_then(Signal::from_number)?;
-        // Sent by 0 it lost its sender, as one for which the queue had no room does.
-        let may_be_the_guards = info.ssi_code == libc::SI_USER && (sender == self.guard || sender == Some(0));
+        // Sent by 0 it lost its sender, as one for which the queue had no room does. In a pid namespace of our own everybody
+        // outside is 0, and our group is the caller's: what is sent to that is no word of the guard.
+        let is_from_it = sender == self.guard || sender == Some(0);
+        let may_be_the_guards = info.ssi_code == libc::SI_USER && is_from_it && self.guard != Some(0);
         let past_the_guard = self.guard.is_some() && !may_be_the_guards;
         Some(Received { signal, by_kernel: info.ssi_code > 0, past_the_guard })
     }

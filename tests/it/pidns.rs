@@ -251,6 +251,8 @@ fn the_service_is_stopped_and_continued_with_us() {
             run.wait_got("main", SIGCONT, times);
             // The service is in the caller's group, which has no number inside.
             assert!(sys::spin(LIMIT, || run.foreground() == run.pid()), "{}", run.foreground());
+            // A key in the moment in which it goes on would stop it once more.
+            wait_state(run.pid(), &['S']);
         }
         run.type_in("\x03");
         let ended = run.finish();
