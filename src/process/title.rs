@@ -14,7 +14,7 @@ static LENGTH: AtomicUsize = AtomicUsize::new(0);
 ///
 /// # Safety
 /// `argv` has `count` pointers to null-terminated strings that are writable and live as long as the program, and that
-/// nobody else reads or writes after [`change`].
+/// nobody else reads or writes after [`become_supervisor`].
 pub unsafe fn remember(count: usize, argv: *const *const libc::c_char) {
     if count == 0 {
         return;

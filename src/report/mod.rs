@@ -21,18 +21,8 @@ const SCHEMA: u32 = 1;
 /// Everything that is known about a run at its end.
 #[derive(Debug)]
 pub struct Run {
-    /// The name of the run that no other has.
-    pub invocation: String,
-    /// What people call it.
-    pub name: Option<String>,
-    /// The service's command, without its secrets.
-    pub command: String,
-    /// What held the tree together.
-    pub containment: String,
-    /// The number that the main process had.
-    pub pid: Option<i32>,
-    /// When the run began, by the wall clock.
-    pub began: SystemTime,
+    /// What was known of it before.
+    pub record: Record,
     /// How long it took in all.
     pub whole_time: Duration,
     /// How it ended.
@@ -132,16 +122,18 @@ impl Run {
 
     /// The report as JSON.
     pub fn to_json(&self) -> String {
+        let record = &self.record;
         let file = ReportFile {
             schema: SCHEMA,
             supervise: env!("CARGO_PKG_VERSION"),
-            invocation: &self.invocation,
-            name: self.name.as_deref(),
-            command: &self.command,
-            containment: &self.containment,
-            pid: self.pid,
-            started: humantime::format_rfc3339_millis(self.began).to_string(),
-            ended: humantime::format_rfc3339_millis(self.began + self.whole_time).to_string(),
+            invocation: &record.invocation,
+            name: record.name.as_deref(),
+            command: &record.command,
+            containment: &record.containment,
+            // Who could not execute the command never was the service.
+            pid: record.pid.filter(|_| self.verdict.started),
+            started: humantime::format_rfc3339_millis(record.began).to_string(),
+            ended: humantime::format_rfc3339_millis(record.began + self.whole_time).to_string(),
             duration: self.whole_time.as_secs_f64(),
             exit: self.verdict.exit.map(ExitFields::from),
             result: self.result(),

@@ -120,14 +120,8 @@ impl Record {
     /// A run in which nobody was left.
     pub fn run(self, verdict: Verdict, whole_time: Duration) -> Run {
         Run {
+            record: self,
             verdict,
-            invocation: self.invocation,
-            name: self.name,
-            command: self.command,
-            containment: self.containment,
-            // Who could not execute the command never was the service.
-            pid: self.pid.filter(|_| verdict.started),
-            began: self.began,
             whole_time,
             lost: None,
             success: false,
