@@ -3,8 +3,8 @@
 use crate::containment::Containment;
 use crate::containment::leftover::Leftovers;
 use crate::containment::sweep::{Found, Sweep};
+use crate::guard::Guarded;
 use crate::guard::link::{Answer, Contained};
-use crate::guard::{self, Guarded};
 use crate::named::Named;
 use crate::process::reap::{Change, Left, has_stopped_or_gone_on, reap};
 use crate::process::signals::{Inherited, Received};
@@ -169,7 +169,6 @@ impl Effects {
         self.kept.extend(report.as_ref().map(AsRawFd::as_raw_fd));
         let Means { guarded, containment, named, .. } = &self.means;
         if let Some(Guarded { link, .. }) = guarded {
-            guard::outlive();
             let own_session = !self.means.terminal.has_job_control();
             let kill_timeout = self.means.kill_timeout;
             let contained = Contained { own_session, allow_keep: containment.allows_keep(), kill_timeout };

@@ -99,6 +99,7 @@ impl Making {
     /// Ends what earlier runs of this name left, before anything is started. False when nobody could be looked for.
     fn sweep(&mut self) -> Result<bool, u8> {
         let Some(named) = self.named.take() else { return Ok(true) };
+        self.outlive_the_guard();
         let guard = self.guarded.as_ref().map(|guarded| guarded.pid);
         let sweep = named.sweep(&self.record.invocation, guard, self.config.allow_keep);
         let Some(sweep) = sweep.map_err(|why| unable("look for leftovers", &why))? else {
@@ -135,6 +136,12 @@ impl Making {
         lines.into_iter().for_each(|line| info!("{line}"));
         aftermath::tell(&run, None, self.report.as_mut());
         run.exit_code
+    }
+
+    fn outlive_the_guard(&self) {
+        if self.guarded.is_some() {
+            guard::outlive();
+        }
     }
 
     fn open_events(&self) -> Result<EventLoop, u8> {
@@ -179,6 +186,8 @@ impl Making {
     }
 
     fn supervise(mut self) -> Result<u8, u8> {
+        // Before there is anything that would be left behind.
+        self.outlive_the_guard();
         let mut containment = contain()?;
         let mut events = self.open_events()?;
         self.hold(&mut containment)?;
