@@ -19,7 +19,7 @@ const SHORT: &str = "[stop]\ntimeout = \"200ms\"\nleftover-timeout = \"200ms\"\n
 fn what_the_service_froze_is_ended_and_the_service_itself_too() {
     let Some(scratch) = Scratch::new() else { return };
     let part = "mkdir $own/a; (echo 0 >$own/a/cgroup.procs; exec setsid sleep 1001) &
-        while [ -z \"$(cat $own/a/cgroup.procs)\" ]; do :; done; echo 1 >$own/a/cgroup.freeze;";
+        until [ \"$(cat /proc/$!/comm)\" = sleep ]; do :; done; echo 1 >$own/a/cgroup.freeze;";
     let mut run = start(scratch.run().config(SHORT), part);
     run.write_stdin("end\n");
     let ended = run.finish();

@@ -127,6 +127,7 @@ fn when_only_kept_ones_are_left_nobody_waits_for_them() {
 fn a_kept_one_that_ends_by_itself_is_reaped_and_not_in_the_way() {
     let mut run = service("$KEEP sleep 1001 & sleep 2001 &").config(ALLOWED).start();
     let pid = run.wait_command("sleep 1001");
+    run.wait_command("sleep 2001");
     sys::kill(pid, SIGKILL).unwrap();
     run.write_stdin("end\n");
     let ended = run.finish();

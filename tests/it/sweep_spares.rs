@@ -183,8 +183,9 @@ const REUSED: &str = r#"
         while last; n=$((last + 1)); [ $n -ge 400 ] && n=300; [ $n != $1 ]; do :; done
         shift; "$@" & reused=$!
     }
-    reuse $supervisor sleep 1003; one=$reused
+    # The higher one first: once the lower one is taken, the one before the higher may never be the last.
     reuse $main setsid sh -c 'sleep 1004 & exec sleep 1005'; two=$reused
+    reuse $supervisor sleep 1003; one=$reused
     [ $one = $supervisor ] && [ $two = $main ] || { echo "$one $supervisor $two $main"; exit 92; }
     $OURS --name web -- sh -c "cat /proc/$one/cmdline /proc/$two/cmdline | tr '\0' ' '; exit 5"
     code=$?
