@@ -5,8 +5,7 @@ use super::*;
 #[test]
 fn a_sweep_asks_then_kills_and_starts_nothing() {
     let mut script = Script(Supervisor::new(policy()));
-    script.on(0, Sweep, []);
-    script.on(0, Tick, [Action::TerminateLeftovers(at(2_000))]);
+    script.on(0, Sweep, [Action::TerminateLeftovers(at(2_000))]);
     script.on(2_000, Tick, [Action::KillTree(at(62_000))]);
     script.on(2_010, TreeEmpty, [End(Verdict::default())]);
 }
@@ -14,15 +13,14 @@ fn a_sweep_asks_then_kills_and_starts_nothing() {
 #[test]
 fn a_sweep_that_finds_nobody_is_over_at_once() {
     let mut script = Script(Supervisor::new(policy()));
-    script.on(0, Sweep, []);
+    script.on(0, Sweep, [Action::TerminateLeftovers(at(2_000))]);
     script.on(0, TreeEmpty, [End(Verdict::default())]);
 }
 
 #[test]
 fn survivors_of_a_sweep_are_named() {
     let mut script = Script(Supervisor::new(policy()));
-    script.on(0, Sweep, []);
-    script.on(0, Tick, [Action::TerminateLeftovers(at(2_000))]);
+    script.on(0, Sweep, [Action::TerminateLeftovers(at(2_000))]);
     script.on(2_000, Tick, [Action::KillTree(at(62_000))]);
     script.on(7_000, Tick, [NameSurvivors]).on(
         7_000,
@@ -34,8 +32,7 @@ fn survivors_of_a_sweep_are_named() {
 #[test]
 fn a_stop_during_the_sweep_is_in_its_verdict_and_a_second_one_kills() {
     let mut script = Script(Supervisor::new(policy()));
-    script.on(0, Sweep, []);
-    script.on(0, Tick, [Action::TerminateLeftovers(at(2_000))]);
+    script.on(0, Sweep, [Action::TerminateLeftovers(at(2_000))]);
     script.on(10, comes(Signal::TERM), []);
     script.on(1_500, comes(Signal::INT), [Action::KillTree(at(61_500))]);
     script.on(1_600, TreeEmpty, [End(Verdict { stop: Some(Signal::TERM), ..Verdict::default() })]);
@@ -44,7 +41,7 @@ fn a_stop_during_the_sweep_is_in_its_verdict_and_a_second_one_kills() {
 #[test]
 fn a_hang_up_during_the_sweep_is_a_stop_and_other_signals_are_not() {
     let mut script = Script(Supervisor::new(policy()));
-    script.on(0, Sweep, []);
+    script.on(0, Sweep, [Action::TerminateLeftovers(at(2_000))]);
     script.on(10, comes(Signal::from_number(10).unwrap()), []);
     assert!(script.0.verdict.permits_a_start());
     script.on(20, comes(Signal::HUP), []);

@@ -14,7 +14,7 @@ use std::time::Duration;
 const TABLE: &str = "
 event         down         start              up                 stop           killed      term        kill
 Start         spawn>start  .                  .                  .              .           .           .
-Sweep         >term        .                  .                  .              .           .           .
+Sweep         look>term    .                  .                  .              .           .           .
 Started       .            >up                .                  .              .           .           .
 StartFailed   .            >term              .                  >term          >term       .           .
 Exited        .            >term              >term              >term          >term       .           .
