@@ -14,8 +14,10 @@ impl Running {
         let guard = self.pid();
         let mut found = None;
         sys::spin(LIMIT, || {
-            let named = |pid: &i32| sys::stat(*pid).is_some_and(|stat| stat.comm == "supervisor");
-            found = sys::children(guard).into_iter().find(named);
+            let named = |pid: &i32| sys::stat(*pid).is_some_and(|stat| stat.comm == "supervisor" && stat.state != 'Z');
+            // One that hands over to PID 1 of a new namespace is one no more.
+            let hands_over = |pid: &i32| sys::children(*pid).iter().any(named);
+            found = sys::children(guard).into_iter().find(|pid| named(pid) && !hands_over(pid));
             found.is_some()
         });
         found.unwrap_or_else(|| self.fail("there is no supervisor below the guard"))
