@@ -306,7 +306,10 @@ impl Killing {
 
     /// The pids, as far as they are known by the looks of the tree.
     fn pid(&self, run: &Running) -> Option<i32> {
-        let child = |pid: i32| sys::children(pid).first().copied();
+        // One that hands over to PID 1 of a new namespace is no supervisor any more.
+        let is_one = |pid: &i32| sys::stat(*pid).is_some_and(|stat| stat.comm == "supervisor");
+        let hands_over = |pid: &i32| sys::children(*pid).iter().any(is_one);
+        let child = |pid: i32| sys::children(pid).into_iter().find(|child| !hands_over(child));
         match self.victim {
             Victim::Guard | Victim::Both => Some(run.pid()),
             Victim::Supervisor => child(run.pid()),

@@ -182,7 +182,14 @@ impl Process {
     /// Its environment at its last exec, each entry ended by a NUL; empty when we may not read it, and while it has no memory
     /// of its own. Waits for the lock on the process's memory map: see `reader`.
     pub(super) fn environment(&self) -> Vec<u8> {
-        self.read(c"environ").unwrap_or_default()
+        let of_leader = self.read(c"environ").unwrap_or_default();
+        if !of_leader.is_empty() {
+            return of_leader;
+        }
+        // A leader thread that ended has given the memory up, which the others have still.
+        let threads = numbers_in(&self.directory, c"task").unwrap_or_default().into_iter();
+        let of_threads = threads.filter_map(|thread| CString::new(format!("task/{thread}/environ")).ok());
+        of_threads.filter_map(|path| self.read(&path).ok()).find(|text| !text.is_empty()).unwrap_or_default()
     }
 
     /// The real user id; nothing when it is hidden or gone.
