@@ -89,8 +89,8 @@ impl Named {
         let supervisor = Identity::find(nix::unistd::getpid().as_raw());
         self.on_record.push(Invocation { supervisor, cgroup, ..Invocation::begin(id.to_owned()) });
         self.write();
-        let name = format!("{}/{}", nix::unistd::geteuid(), self.name);
-        vec![(marks::INVOCATION.to_owned(), id.to_owned()), (marks::NAME.to_owned(), name)]
+        let mark = self.name.mark(nix::unistd::geteuid().as_raw());
+        vec![(marks::INVOCATION.to_owned(), id.to_owned()), (marks::NAME.to_owned(), mark)]
     }
 
     /// Puts the main process on record.

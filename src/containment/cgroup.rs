@@ -22,7 +22,7 @@ mod subtree;
 #[cfg(test)]
 mod tests;
 
-pub use place::{Place, Unavailable, find};
+pub use place::Unavailable;
 
 use crate::log::reason;
 use crate::process::Pid;
@@ -80,13 +80,13 @@ impl Cgroup {
     /// # Errors
     /// Says why there can be none, or none that a process could be put into.
     pub fn make(name: &str) -> Result<Cgroup, Unavailable> {
-        let (place, own) = place::find_opened()?;
-        Cgroup::make_in(own.as_fd(), &place.directory, name)
+        let (directory, own) = place::find()?;
+        Cgroup::make_in(own.as_fd(), &directory, name)
     }
 
     /// Removes the empty cgroups of those that are dead. What cannot be removed stays for the next start.
     pub fn remove_those_of_the_dead() {
-        if let Ok((_, own)) = place::find_opened() {
+        if let Ok((_, own)) = place::find() {
             remove_dead(own.as_fd());
         }
     }

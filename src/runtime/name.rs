@@ -11,6 +11,13 @@ const LONGEST: usize = 64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name(String);
 
+impl Name {
+    /// What SUPERVISE_NAME says in the environment of a service of this name, which a user of this number runs.
+    pub fn mark(&self, uid: u32) -> String {
+        format!("{uid}/{self}")
+    }
+}
+
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)

@@ -27,27 +27,16 @@ impl fmt::Display for Unavailable {
     }
 }
 
-/// Our own cgroup, as found.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// Its directory.
-    pub directory: PathBuf,
-}
-
-/// Finds our own cgroup, in the first mount through which cgroups can be made below it.
+/// Finds and opens the directory of our own cgroup, in the first mount through which cgroups can be made below it.
 ///
 /// # Errors
 /// Says why not, of the first mount if there are several.
-pub fn find() -> Result<Place, Unavailable> {
-    find_opened().map(|(place, _)| place)
-}
-
-pub(super) fn find_opened() -> Result<(Place, OwnedFd), Unavailable> {
+pub(super) fn find() -> Result<(PathBuf, OwnedFd), Unavailable> {
     let read = |path: &str| whole(path).map_err(|why| Unavailable(format!("cannot read {path}: {}", reason(&why))));
     let mut first = None;
     for directory in candidates(&read("/proc/self/mountinfo")?, &read("/proc/self/cgroup")?)? {
         match open_usable(&directory) {
-            Ok(opened) => return Ok((Place { directory }, opened)),
+            Ok(opened) => return Ok((directory, opened)),
             Err(why) => first = first.or(Some(why)),
         }
     }

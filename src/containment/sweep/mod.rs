@@ -67,7 +67,7 @@ pub struct Scope {
 impl Scope {
     /// What SUPERVISE_NAME says in the environment of this run's service.
     pub fn mark_of_name(&self) -> String {
-        format!("{}/{}", self.uid, self.name)
+        self.name.mark(self.uid)
     }
 }
 

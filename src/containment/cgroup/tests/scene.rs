@@ -40,12 +40,12 @@ pub(super) fn name() -> String {
 impl Scratch {
     /// Nothing where the machine has none for us; said, and in CI a failure.
     pub(super) fn new() -> Option<Scratch> {
-        let found = place::find_opened().map_err(|why| why.to_string());
+        let found = place::find().map_err(|why| why.to_string());
         let found =
             found.and_then(|found| if Uid::effective().is_root() { Ok(found) } else { Err("no root".to_owned()) });
         match found {
             Ok((place, _)) => {
-                let path = place.directory.join(format!("test-{}", name()));
+                let path = place.join(format!("test-{}", name()));
                 fs::create_dir(&path).unwrap();
                 let directory = fs::File::open(&path).unwrap().into();
                 Some(Scratch { path, directory })
